@@ -212,7 +212,7 @@ async def open_parts(
             bundles = Bundles(repos, access, settings.clone_root, f"https://{settings.git_name_in_vms}")
             builder = Builder(machines, BuildStore(database), logbook, bundles)
             git_access = GitAccess(identities, repos, access, settings.git_names)
-            tunnels = Tunnels(database, settings, opened.host)
+            tunnels = Tunnels(database, settings, opened.host.vpcs)
             await stack.enter_async_context(tunnels.running())
             vms = VmHosting(machines, builder, git_access, tunnels)
             machines.limit(limits_of)
@@ -228,7 +228,7 @@ async def open_parts(
             VpcStore(database),
             MachineStore(database) if opened is None else opened.store,
             settings.allow_private,
-            None if opened is None else opened.host,
+            None if opened is None else opened.host.vpcs,
         )
         idempotency = IdempotencyKeys(IdempotencyStore(database))
         interrupted = InterruptedCreates(identities, repos, networks, domains, machines)

@@ -68,6 +68,9 @@ class FakeHost:
         self.templates = FakeTemplates(self)
         self.layers = FakeLayers(self)
         self.checkpoints = FakeCheckpoints(self)
+        self.disks = FakeDisks(self)
+        self.nics = FakeNics(self)
+        self.vpcs = FakeVpcs(self)
 
     # Faults
 
@@ -152,49 +155,6 @@ class FakeHost:
     def has_disk_room(self) -> bool:
         return not self.world.full
 
-    # Folders and writable layers
-
-    async def make_folder(self, vm_slot: VmSlot) -> None:
-        with self.call("make_folder"):
-            if vm_slot.machine in self.world.folders:
-                raise HostError(f"the folder of VM {vm_slot.machine} exists")
-            self.world.folders[vm_slot.machine] = {}
-
-    async def make_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None:
-        with self.call("make_layer"):
-            await asyncio.sleep(0)
-            folder = self.world.folders.get(vm_slot.machine)
-            if folder is None:
-                raise HostError(f"VM {vm_slot.machine} has no folder")
-            if layer in folder:
-                self.world.violations.append(f"layer {layer} of VM {vm_slot.machine} made twice")
-            folder[layer] = Layer(layer, size_gib)
-
-    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None:
-        with self.call("grow_layer"):
-            self.world.folders[machine][layer].size_gib = size_gib
-
-    def has_layer(self, machine: str, layer: str) -> bool:
-        with self.call("has_layer"):
-            return layer in self.world.folders.get(machine, {})
-
-    def remove_layer(self, machine: str, layer: str) -> None:
-        with self.call("remove_layer"):
-            if any(process.layers[0].name == layer for process in self.world.alive(machine)):
-                self.world.violations.append(f"layer {layer} removed while VM {machine} writes it")
-            self.world.folders.get(machine, {}).pop(layer, None)
-
-    async def sync_layer(self, machine: str, layer: str) -> None:
-        with self.call("sync_layer"):
-            await asyncio.sleep(0)
-            if layer not in self.world.folders.get(machine, {}):
-                raise HostError(f"layer {layer} does not exist")
-
-    async def sync_frozen(self, file: str) -> None:
-        with self.call("sync_frozen"):
-            if file not in self.world.files:
-                raise HostError(f"layer {file} does not exist")
-
     # Processes
 
     async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
@@ -263,10 +223,6 @@ class FakeHost:
             self.world.ended_process(machine)
             self.world.runtime.discard(machine)
 
-    async def forget_connections(self, vm_slot: VmSlot) -> None:
-        with self.call("forget_connections"):
-            await asyncio.sleep(0)
-
     async def discard(self, machine: str) -> None:
         with self.call("discard"):
             await asyncio.sleep(0)
@@ -282,36 +238,6 @@ class FakeHost:
 
     async def prune_quarantine(self) -> None:
         pass
-
-    # Private networks
-
-    async def open_networks(
-        self, networks: Collection[PrivateNetwork], members: Collection[VmSlot], wanted: Callable[[str], None]
-    ) -> None:
-        with self.call("open_networks"):
-            self.world.networks = {each.id: each for each in networks}
-            self.wanted = wanted
-
-    async def add_network(self, network: PrivateNetwork) -> None:
-        with self.call("add_network"):
-            self.world.networks[network.id] = network
-
-    async def remove_network(self, network: PrivateNetwork) -> None:
-        with self.call("remove_network"):
-            self.world.networks.pop(network.id, None)
-            self.world.tunnels.pop(network.id, None)
-
-    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
-        with self.call("set_tunnel"):
-            self.world.tunnels[tunnel.network.id] = tunnel
-
-    async def join_network(self, vm_slot: VmSlot) -> None:
-        with self.call("join_network"):
-            await asyncio.sleep(0)
-            self.world.join(self.world.of(vm_slot.machine), vm_slot)
-
-    async def traffic(self) -> Mapping[int, int]:
-        return dict(self.world.traffic)
 
 
 @dataclass(frozen=True)
@@ -453,6 +379,92 @@ class FakeVm:
         pass
 
 
+class FakeDisks:
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+        self._world = host.world
+
+    async def make_folder(self, vm_slot: VmSlot) -> None:
+        with self._host.call("disks.make_folder"):
+            if vm_slot.machine in self._world.folders:
+                raise HostError(f"the folder of VM {vm_slot.machine} exists")
+            self._world.folders[vm_slot.machine] = {}
+
+    async def make_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None:
+        with self._host.call("disks.make_layer"):
+            await asyncio.sleep(0)
+            folder = self._world.folders.get(vm_slot.machine)
+            if folder is None:
+                raise HostError(f"VM {vm_slot.machine} has no folder")
+            if layer in folder:
+                self._world.violations.append(f"layer {layer} of VM {vm_slot.machine} made twice")
+            folder[layer] = Layer(layer, size_gib)
+
+    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None:
+        with self._host.call("disks.grow_layer"):
+            self._world.folders[machine][layer].size_gib = size_gib
+
+    def has_layer(self, machine: str, layer: str) -> bool:
+        with self._host.call("disks.has_layer"):
+            return layer in self._world.folders.get(machine, {})
+
+    def remove_layer(self, machine: str, layer: str) -> None:
+        with self._host.call("disks.remove_layer"):
+            if any(process.layers[0].name == layer for process in self._world.alive(machine)):
+                self._world.violations.append(f"layer {layer} removed while VM {machine} writes it")
+            self._world.folders.get(machine, {}).pop(layer, None)
+
+    async def sync_layer(self, machine: str, layer: str) -> None:
+        with self._host.call("disks.sync_layer"):
+            await asyncio.sleep(0)
+            if layer not in self._world.folders.get(machine, {}):
+                raise HostError(f"layer {layer} does not exist")
+
+
+class FakeNics:
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+        self._world = host.world
+
+    async def join(self, vm_slot: VmSlot) -> None:
+        with self._host.call("nics.join"):
+            await asyncio.sleep(0)
+            self._world.join(self._world.of(vm_slot.machine), vm_slot)
+
+    async def traffic(self) -> Mapping[int, int]:
+        return dict(self._world.traffic)
+
+    async def end_connections(self, vm_slot: VmSlot) -> None:
+        with self._host.call("nics.end_connections"):
+            await asyncio.sleep(0)
+
+
+class FakeVpcs:
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+        self._world = host.world
+
+    async def open(
+        self, networks: Collection[PrivateNetwork], members: Collection[VmSlot], wanted: Callable[[str], None]
+    ) -> None:
+        with self._host.call("vpcs.open"):
+            self._world.networks = {each.id: each for each in networks}
+            self._host.wanted = wanted
+
+    async def add(self, network: PrivateNetwork) -> None:
+        with self._host.call("vpcs.add"):
+            self._world.networks[network.id] = network
+
+    async def remove(self, network: PrivateNetwork) -> None:
+        with self._host.call("vpcs.remove"):
+            self._world.networks.pop(network.id, None)
+            self._world.tunnels.pop(network.id, None)
+
+    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
+        with self._host.call("vpcs.set_tunnel"):
+            self._world.tunnels[tunnel.network.id] = tunnel
+
+
 class FakeTemplates:
     def __init__(self, host: FakeHost) -> None:
         self._host = host
@@ -502,6 +514,11 @@ class FakeLayers:
 
     def allocated(self, file: str) -> int:
         return len(self._world.files[file].data) + 1
+
+    async def sync(self, file: str) -> None:
+        with self._host.call("layers.sync"):
+            if file not in self._world.files:
+                raise HostError(f"layer {file} does not exist")
 
     async def merge(
         self, files: Sequence[str], below: Sequence[str], template: Template, target: str

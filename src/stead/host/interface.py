@@ -254,6 +254,9 @@ class LayerStorage(Protocol):
     def allocated(self, file: str) -> int:
         """Bytes that a file occupies on disk."""
 
+    async def sync(self, file: str) -> None:
+        """Make a file durable."""
+
     async def merge(
         self, files: Sequence[str], below: Sequence[str], template: Template, target: str
     ) -> None:
@@ -281,8 +284,56 @@ class CheckpointStorage(Protocol):
         """Move it to the quarantine; False when it does not exist."""
 
 
+class VmDisks(Protocol):
+    """The folder of each VM, with the layers that it writes."""
+
+    async def make_folder(self, vm_slot: VmSlot) -> None:
+        """The folder of a new VM. Its address has no connections of the VM that had it before."""
+
+    async def make_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None: ...
+    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None: ...
+    def has_layer(self, machine: str, layer: str) -> bool:
+        """HostError when the host cannot tell."""
+
+    def remove_layer(self, machine: str, layer: str) -> None: ...
+    async def sync_layer(self, machine: str, layer: str) -> None: ...
+
+
+class VmNics(Protocol):
+    """The data NICs of VMs."""
+
+    async def join(self, vm_slot: VmSlot) -> None:
+        """Make the NIC of a VM that has a process its account's, in its VPC if it is in one."""
+
+    async def end_connections(self, vm_slot: VmSlot) -> None:
+        """Delete the tracked connections of a VM that is being deleted, as far as the host can."""
+
+    async def traffic(self) -> Mapping[int, int]:
+        """Bytes of IPv4 traffic of each slot so far."""
+
+
+class PrivateNetworkHost(Protocol):
+    """The VPCs on this host."""
+
+    async def open(
+        self,
+        networks: Collection[PrivateNetwork],
+        members: Collection[VmSlot],
+        wanted: Callable[[str], None],
+    ) -> None:
+        """Make this host's VPCs those that are recorded, with these VMs; `wanted` is called with the id of
+        a VM that does not run and that another VM of its VPC sends packets to."""
+
+    async def add(self, network: PrivateNetwork) -> None: ...
+    async def remove(self, network: PrivateNetwork) -> None:
+        """Remove a VPC without VMs from this host; idempotent."""
+
+    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
+        """Let exactly these clients into a VPC; without any there is no tunnel."""
+
+
 class Host(Protocol):
-    """One host with its VMs."""
+    """One host with its VMs: their processes, and the host's capacity."""
 
     @property
     def slots(self) -> range:
@@ -294,6 +345,12 @@ class Host(Protocol):
     def layers(self) -> LayerStorage: ...
     @property
     def checkpoints(self) -> CheckpointStorage: ...
+    @property
+    def disks(self) -> VmDisks: ...
+    @property
+    def nics(self) -> VmNics: ...
+    @property
+    def vpcs(self) -> PrivateNetworkHost: ...
     async def platform(self) -> HostPlatform: ...
     def check_capacity(self) -> None:
         """CapacityExceeded when the host lacks memory or disk space for another VM."""
@@ -302,21 +359,6 @@ class Host(Protocol):
         """CapacityExceeded when `wanted` bytes would leave the host with too little memory."""
 
     def has_disk_room(self) -> bool: ...
-
-    # The folder and the writable layers of a VM
-    async def make_folder(self, vm_slot: VmSlot) -> None:
-        """The folder of a new VM. Its address has no connections of the VM that had it before."""
-
-    async def make_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None: ...
-    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None: ...
-    def has_layer(self, machine: str, layer: str) -> bool:
-        """HostError when the host cannot tell."""
-
-    def remove_layer(self, machine: str, layer: str) -> None: ...
-    async def sync_layer(self, machine: str, layer: str) -> None: ...
-    async def sync_frozen(self, file: str) -> None: ...
-
-    # Processes
     async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         """Start a VM from the memory of its disk's template."""
 
@@ -338,9 +380,6 @@ class Host(Protocol):
     def tidy(self, machine: str) -> None:
         """Remove the runtime files of a VM whose process has ended."""
 
-    async def forget_connections(self, vm_slot: VmSlot) -> None:
-        """Delete the tracked connections of a VM that is being deleted."""
-
     async def discard(self, machine: str) -> None:
         """Remove all files of a VM whose process has ended."""
 
@@ -348,28 +387,6 @@ class Host(Protocol):
         """Move the files of a VM without a row to the quarantine, and discard the rest of it."""
 
     async def prune_quarantine(self) -> None: ...
-    # Private networks
-    async def open_networks(
-        self,
-        networks: Collection[PrivateNetwork],
-        members: Collection[VmSlot],
-        wanted: Callable[[str], None],
-    ) -> None:
-        """Make this host's VPCs those that are recorded, with these VMs; `wanted` is called with the id of
-        a VM that does not run and that another VM of its VPC sends packets to."""
-
-    async def add_network(self, network: PrivateNetwork) -> None: ...
-    async def remove_network(self, network: PrivateNetwork) -> None:
-        """Remove a VPC without VMs from this host; idempotent."""
-
-    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
-        """Let exactly these clients into a VPC; without any there is no tunnel."""
-
-    async def join_network(self, vm_slot: VmSlot) -> None:
-        """Make the data NIC of a VM that has a process its account's, in its VPC if it is in one."""
-
-    async def traffic(self) -> Mapping[int, int]:
-        """Bytes of IPv4 traffic of each slot so far."""
 
 
 T = TypeVar("T")

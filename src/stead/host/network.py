@@ -145,8 +145,17 @@ class Network:
         with _explained(slot):
             await self._thread.call(lambda: delete_connections(address))
 
-    async def end_connections(self, slot: int) -> None:
+    async def end_connections(self, vm_slot: VmSlot) -> None:
         """End all connections of a VM that is being deleted, also those that the host tracks."""
+        try:
+            await self._end_connections(vm_slot.number)
+            if vm_slot.nic is not None:
+                await self.vpcs.forget(vm_slot)
+        except HostError as error:
+            # They time out; the next VM with this address does not start before they are deleted.
+            log.warning("cannot delete connections", vm=vm_slot.machine, error=str(error))
+
+    async def _end_connections(self, slot: int) -> None:
         address = addresses.machine_address(slot)
 
         def end() -> list[NFCTAttrTuple]:

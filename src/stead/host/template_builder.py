@@ -96,8 +96,8 @@ async def _build(host: "LocalHost", inputs: TemplateInputs, progress: Report) ->
 async def _freeze(
     host: "LocalHost", vm_slot: VmSlot, template: LocalTemplate, commands: Sequence[str], progress: Report
 ) -> None:
-    files = host.files(vm_slot.machine)
-    uid = host.uid(vm_slot.number)
+    files = host.disks.files(vm_slot.machine)
+    uid = host.settings.uid(vm_slot.number)
     files.folder.mkdir(parents=True, mode=0o700)
     os.chown(files.folder, uid, uid)
     await disks.make_layer(template.disk, template.image.disk, template.size.disk_gib)

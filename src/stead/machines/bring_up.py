@@ -56,7 +56,7 @@ class BringUp:
     async def make_disk(self, record: Record) -> Record:
         """Make the folder and the top disk layer of a new VM."""
         record = await self.step(record, "disk")
-        await self.engine.host.make_folder(record.vm_slot)
+        await self.engine.host.disks.make_folder(record.vm_slot)
         await self.engine.disks.make_top(record, coming_up(record).top)
         return record
 

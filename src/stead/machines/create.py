@@ -157,7 +157,7 @@ class CreateOperation:
     async def _resume(self, record: Record, live: RunningVm) -> BroughtUp:
         async with self.engine.slots.hold(record.account):
             # The guest confirms its address over its other NIC meanwhile.
-            joining = asyncio.ensure_future(self.engine.host.join_network(record.vm_slot))
+            joining = asyncio.ensure_future(self.engine.host.nics.join(record.vm_slot))
             try:
                 await live.vm.resume()
                 await self.bring_up.identify(record, live, new_keys=True)

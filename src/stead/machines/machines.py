@@ -152,7 +152,7 @@ class Machines:
             for row in await self._store.list()
             if row.vpc is not None and row.state != State.DELETED
         ]
-        await self._engine.host.open_networks(networks, vm_slots, self._wake_for_network)
+        await self._engine.host.vpcs.open(networks, vm_slots, self._wake_for_network)
 
     def _wake_for_network(self, machine_id: str) -> None:
         """Wake a VM that another VM of its VPC sends packets to."""
