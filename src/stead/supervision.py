@@ -52,17 +52,17 @@ async def keep_running(
         nonlocal since
         since = clock()
 
+    last = None
     while True:
         since = None
         error = await _failure_of(run, serving)
         delay = backoff.next(delay, 0.0 if since is None else clock() - since)
         unexpected = error is not None and not isinstance(error, SteadError | OSError)
-        log.error(
-            f"{name} ended, restarting",
-            error=repr(error) if unexpected else str(error or "no error"),
-            seconds=delay,
-            exc_info=error if unexpected else None,
-        )
+        why = repr(error) if unexpected else str(error or "no error")
+        # What fails in the same way again and again, such as a port in use, is an error once.
+        write = log.debug if since is None and why == last else log.error
+        write(f"{name} failed, restarting", error=why, seconds=delay, exc_info=error if unexpected else None)
+        last = why
         await asyncio.sleep(delay)
 
 

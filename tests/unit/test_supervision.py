@@ -69,8 +69,29 @@ async def test_every_error_is_logged_and_survived(caplog: pytest.LogCaptureFixtu
         async with kept(work) as task:
             await asyncio.wait_for(reached.wait(), 30)
             assert not task.done()
-    assert caplog.text.count("work ended, restarting") == len(failures)
+    assert caplog.text.count("work failed, restarting") == len(failures)
     assert "a reason" in caplog.text and "Traceback" in caplog.text
+
+
+async def test_the_same_failure_to_start_is_an_error_once(caplog: pytest.LogCaptureFixture) -> None:
+    """After it has served, it is one again."""
+    attempts = 0
+    reached = asyncio.Event()
+
+    async def work(serving: Callable[[], None]) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts in (4, 5):
+            serving()
+        if attempts == 8:
+            reached.set()
+            await asyncio.Event().wait()
+        raise HostError("the port is in use")
+
+    with caplog.at_level(logging.INFO):
+        async with kept(work):
+            await asyncio.wait_for(reached.wait(), 30)
+    assert caplog.text.count("work failed, restarting") == 3
 
 
 async def test_a_cancellation_ends_it(caplog: pytest.LogCaptureFixture) -> None:
