@@ -18,15 +18,14 @@ from measuring import Figure, figure, half_of_host, host_facts, installation, re
 from ssh_figures import ssh_figures
 from websockets.asyncio.client import ClientConnection, connect
 
-from stead.api.dependencies import Installation
 from stead.edge.edge import Edge
-from stead.edge.listeners import bind_public
 from stead.host.authority import Authority
 from stead.host.commands import run as run_command
 from stead.host.interface import narrowed
 from stead.host.local import LocalHost
 from stead.host.network import namespace_path
-from stead.installation import open_edge
+from stead.installation import bind, serve
+from stead.installation_parts import Installation
 from stead.machines import Machine
 from stead.machines.records import Properties
 from stead.settings import Size
@@ -89,8 +88,9 @@ class Stage:
 @contextlib.asynccontextmanager
 async def staged(size: Size) -> AsyncIterator[Stage]:
     async with installation(size, pool=0) as opened:
-        with bind_public(opened.settings) as public:
-            async with open_edge(opened, public) as edge:
+        anywhere = "127.0.0.1:0"
+        with bind(opened.settings.replace(listen=anywhere, ssh_listen=anywhere)) as listeners:
+            async with serve(opened, listeners) as served:
                 account = (await opened.accounts.create("bench")).id
                 machine = await opened.machines.create(Properties(account=account))
                 await machine.files().write("/root/server.js", _SERVER.encode())
@@ -99,7 +99,7 @@ async def staged(size: Size) -> AsyncIterator[Stage]:
                 listening = f"until curl -sf http://127.0.0.1:{PORT}/; do sleep 0.1; done"
                 await succeed(machine.exec(listening, timeout=60))
                 address = str((await machine.info()).address)
-                yield Stage(opened, edge, machine, account, address)
+                yield Stage(opened, served.edge, machine, account, address)
 
 
 async def wrk(*prefix: str, url: str, seconds: int) -> tuple[float, float]:

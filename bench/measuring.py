@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from internals import engine_of
 
-from stead.api.dependencies import Installation
 from stead.guest.execution import ExecResult
 from stead.host.authority import Authority
 from stead.host.vm import running_machines
 from stead.installation import open_installation, open_machines
+from stead.installation_parts import Installation
 from stead.machines import Machine, Machines, SnapshotState
 from stead.settings import Settings, Size
 from stead.tasks import finished

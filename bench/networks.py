@@ -30,10 +30,10 @@ from measuring import (
 )
 
 from stead.addresses import GATEWAY, VPC_ROUTER
-from stead.api.dependencies import Installation
 from stead.host.commands import run as command
 from stead.host.namespaces import NamespaceThread, namespace_of
 from stead.installation import open_installation
+from stead.installation_parts import Installation
 from stead.machines import Machine
 from stead.machines.nics import NicRequest
 from stead.machines.records import Properties

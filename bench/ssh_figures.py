@@ -13,10 +13,10 @@ from typing import Any
 
 from measuring import figure, since, succeed
 
-from stead.api.dependencies import Installation
 from stead.api.server import listen_on
 from stead.host.network import namespace_path
 from stead.installation import ssh_gateway
+from stead.installation_parts import Installation
 from stead.machines import Machine
 
 _OPTIONS = ("-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR")

@@ -16,11 +16,9 @@ import hypothesis
 import pytest
 import pytest_asyncio
 
-from stead.api.dependencies import Installation
-from stead.api.server import listen_on, running
-from stead.edge.listeners import bind_public
 from stead.host.image import BaseImage, ensure_image
-from stead.installation import open_edge, open_installation, ssh_gateway
+from stead.installation import bind, open_installation, serve
+from stead.installation_parts import Installation
 from stead.machines import Machine, Machines
 from stead.machines.events import MachineEvent
 from stead.settings import Settings
@@ -138,16 +136,15 @@ def events(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> list[MachineE
 @pytest_asyncio.fixture(scope="session")
 async def server(installation: Installation, settings: Settings) -> AsyncIterator[Server]:
     """The API, the edge and the SSH gateway over the installation of this run, on ports of their own."""
-    local = settings.replace(listen="127.0.0.1:0", https_listen="127.0.0.1:0", http_listen="127.0.0.1:0")
-    with listen_on("127.0.0.1", 0) as ssh, bind_public(local) as public:
-        async with (
-            open_edge(installation, public) as edge,
-            running(local, installation, [edge.api]) as url,
-            ssh_gateway(installation, ssh),
-        ):
+    anywhere = "127.0.0.1:0"
+    local = settings.replace(
+        listen=anywhere, https_listen=anywhere, http_listen=anywhere, ssh_listen=anywhere
+    )
+    with bind(local) as listeners:
+        async with serve(installation, listeners) as served:
             account = await installation.accounts.create("tests")
             _, key = await installation.accounts.create_key(account.id)
-            yield Server(url, key, account.id, installation, public.https_port)
+            yield Server(served.url, key, account.id, installation, served.edge.https_port)
 
 
 @pytest_asyncio.fixture(scope="module")

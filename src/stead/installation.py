@@ -1,20 +1,24 @@
-"""Composition root: opens the parts of an installation and connects them.
+"""Composition root: opens the parts of an installation, connects and serves them.
 
-The server, the tests and the benchmarks all open installations here.
+The server, the tests and the benchmarks all open installations here. `open_machines` opens the VMs alone,
+`open_installation` all parts; `serve` runs the API, HTTPS and SSH over them; `open_server` does both.
 """
 
 import asyncio
 import contextlib
+import gc
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import httpcore2
 
+from stead.api import server
 from stead.api.background import failed
-from stead.api.dependencies import Installation, VmHosting, limit_creations, limit_sockets
+from stead.api.dependencies import limit_creations, limit_sockets
 from stead.api.interrupted import InterruptedCreates
+from stead.api.server import ApiServer
 from stead.api.wire.triggers import push_payload
 from stead.builds.builder import Builder
 from stead.builds.git_access import GitAccess
@@ -26,12 +30,13 @@ from stead.domains.domains import Domains
 from stead.domains.names import Names
 from stead.edge import edge
 from stead.edge.edge import Edge
-from stead.edge.listeners import PublicSockets
+from stead.edge.listeners import PublicSockets, bind_public
 from stead.edge.names import GuestResolver
 from stead.edge.routes import AwakeVm
 from stead.edge.ssh.gateway import SshGateway, default_limits
-from stead.errors import MachineNotFound
+from stead.errors import HostError, MachineNotFound
 from stead.github.links import Links
+from stead.guest.watchdog import watching_the_loop
 from stead.host.authority import Authority
 from stead.host.interface import Host, narrowed
 from stead.host.local import LocalHost, installation_locked
@@ -40,8 +45,10 @@ from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.errors import AccountNotFound
 from stead.identity.identities import Identities
+from stead.installation_parts import Installation, VmHosting
 from stead.limits import Limits
 from stead.logbook import CONSOLE, Logbook
+from stead.logs import get_logger
 from stead.machines import Machines
 from stead.machines.events import EventKind, MachineEvent, Use
 from stead.networks.names import PrivateNames
@@ -66,7 +73,12 @@ from stead.store.logs import LogStore
 from stead.store.machines import MachineStore
 from stead.store.networks import VpcStore
 from stead.store.requests import RequestStore
-from stead.tasks import TaskSet, in_thread
+from stead.supervision import Backoff, keep_running
+from stead.tasks import TaskSet, in_background, in_thread
+
+log = get_logger("stead.serve")
+
+_SSH_RESTART = Backoff(shortest=1.0, longest=30.0, healthy=60.0)
 
 COMPATIBLE_NAMES = ("api.freestyle.sh", "git.freestyle.sh", "vm-ssh.freestyle.sh")
 """Names of the compatible service. In VMs they lead to this installation, so no account can have them."""
@@ -194,14 +206,14 @@ async def open_parts(
             VpcStore(database),
             MachineStore(database) if opened is None else opened.store,
             settings.allow_private,
-            None if opened is None else opened.host,
+            None if opened is None else opened.host.vpcs,
         )
         vms = None
         if opened is not None and machines is not None:
             bundles = Bundles(repos, access, settings.clone_root, f"https://{settings.git_name_in_vms}")
             builder = Builder(machines, BuildStore(database), logbook, bundles)
             git_access = GitAccess(identities, repos, access, settings.git_names)
-            tunnels = Tunnels(database, settings, opened.host)
+            tunnels = Tunnels(database, settings, opened.host.vpcs)
             await stack.enter_async_context(tunnels.running())
             limit = limit_creations(settings.max_creations)
             creation = Creation(settings, machines, builder, domains, networks, git_access, logbook, limit)
@@ -246,6 +258,71 @@ async def open_parts(
             links=links,
             vms=vms,
         )
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """The sockets of a server."""
+
+    api: socket.socket
+    public: PublicSockets
+    ssh_address: tuple[str, int] | None
+    """None for no SSH gateway."""
+    ssh: socket.socket | None
+    """None when the default port is in use: the gateway tries it again."""
+
+
+@contextlib.contextmanager
+def bind(settings: Settings) -> Iterator[Listeners]:
+    """Bind the sockets of a server, before anything else is opened: a port in use fails at once."""
+    with contextlib.ExitStack() as stack:
+        api = stack.enter_context(server.bind(settings))
+        public = stack.enter_context(bind_public(settings))
+        ssh = None
+        if settings.ssh_address is not None:
+            try:
+                ssh = stack.enter_context(server.listen_on(*settings.ssh_address))
+            except HostError as error:
+                if settings.ssh_listen is not None:
+                    raise
+                log.warning("no SSH gateway until its port is free: set STEAD_SSH_LISTEN", error=str(error))
+        yield Listeners(api, public, settings.ssh_address, ssh)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server."""
+
+    installation: Installation
+    api: ApiServer
+    edge: Edge
+    url: str
+    """The API without TLS."""
+
+
+@contextlib.asynccontextmanager
+async def open_server(settings: Settings, listeners: Listeners) -> AsyncIterator[Served]:
+    """An installation and its server, with a watchdog of the event loop. Needs root."""
+    async with (
+        watching_the_loop(),
+        open_installation(settings) as installation,
+        serve(installation, listeners) as served,
+    ):
+        # Exclude loaded modules from garbage collection: scanning them blocks calls for 0.1 s.
+        gc.collect()
+        gc.freeze()
+        yield served
+
+
+@contextlib.asynccontextmanager
+async def serve(installation: Installation, listeners: Listeners) -> AsyncIterator[Served]:
+    """Serve an open installation during a block: the API, HTTPS in front of it, and SSH."""
+    async with (
+        open_edge(installation, listeners.public) as edge,
+        keep_ssh_gateway(installation, listeners.ssh_address, listeners.ssh),
+        server.serving(installation, [listeners.api, edge.api]) as api,
+    ):
+        yield Served(installation, api, edge, server.url_of(listeners.api))
 
 
 @contextlib.asynccontextmanager
@@ -293,6 +370,46 @@ class RoutedVms:
 
 
 @contextlib.asynccontextmanager
+async def keep_ssh_gateway(
+    installation: Installation, address: tuple[str, int] | None, bound: socket.socket | None = None
+) -> AsyncIterator[None]:
+    """Serve SSH during a block, if there is an address; what fails is tried again, first on `bound`.
+
+    The block begins after the first attempt. `installation.ssh` has the state.
+    """
+    if address is None:
+        yield
+        return
+    endpoint = installation.ssh
+    attempted = asyncio.Event()
+
+    async def attempt(serving: Callable[[], None]) -> None:
+        nonlocal bound
+        try:
+            listening, bound = bound or server.listen_on(*address), None
+            with listening:
+                async with ssh_gateway(installation, listening):
+                    host, port = listening.getsockname()[:2]
+                    log.info("ssh gateway listening", address=f"{host}:{port}")
+                    serving()
+                    attempted.set()
+                    await asyncio.Event().wait()
+        except Exception:
+            endpoint.state = "failed"
+            raise
+        finally:
+            attempted.set()
+
+    endpoint.state = "starting"
+    try:
+        async with in_background(keep_running("SSH gateway", attempt, _SSH_RESTART), "SSH gateway"):
+            await attempted.wait()
+            yield
+    finally:
+        endpoint.state = "off"
+
+
+@contextlib.asynccontextmanager
 async def ssh_gateway(installation: Installation, listening: socket.socket) -> AsyncIterator[SshGateway]:
     """Serve SSH to the VMs of an installation on a bound socket during the block."""
     settings, endpoint = installation.settings, installation.ssh
@@ -306,10 +423,11 @@ async def ssh_gateway(installation: Installation, listening: socket.socket) -> A
     async with gateway.serving(listening):
         endpoint.port, endpoint.host_key = listening.getsockname()[1], gateway.host_key
         endpoint.host = f"ssh.{settings.domain}" if settings.domain else None
+        endpoint.state = "serving"
         try:
             yield gateway
         finally:
-            endpoint.port = None
+            endpoint.state, endpoint.port = "off", None
 
 
 class _MachineEvents:

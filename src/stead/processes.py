@@ -1,12 +1,14 @@
-"""Processes that outlive the one that started them, identified by pid and start time."""
+"""Processes that are not awaited by their parent, identified by pid and start time."""
 
 import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from stead.deadlines import scaled
 
@@ -32,6 +34,36 @@ class ProcessId:
 
     def alive(self) -> bool:
         return ProcessId.of(self.pid) == self
+
+
+def spawn(
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: str | Path = "/",
+    descriptors: Sequence[int] = (),
+    errors: int | IO[Any],
+) -> ProcessId | None:
+    """Start a process in a session of its own, with standard error to `errors`; None when it ended at once.
+
+    The thread that calls this is its parent for `setpriv --pdeathsig`.
+    """
+    child = subprocess.Popen(
+        arguments,
+        pass_fds=descriptors,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        cwd=folder,
+        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **environment},
+        start_new_session=True,
+    )
+    # Its end is collected through a pidfd, not by subprocess.
+    child.returncode = 0
+    identity = ProcessId.of(child.pid)
+    if identity is None:
+        os.waitpid(child.pid, 0)
+    return identity
 
 
 class WatchedProcess:

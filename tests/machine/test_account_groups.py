@@ -11,7 +11,7 @@ import pytest_asyncio
 from stead import addresses
 from stead.errors import HostError
 from stead.host import network as host_network
-from stead.host.interface import Nic, Place, PrivateNetwork
+from stead.host.interface import Nic, PrivateNetwork, VmSlot
 from stead.host.network import Network
 from stead.settings import Settings
 from support.links import ip
@@ -45,9 +45,9 @@ def group_of(settings: Settings, interface: str) -> int:
 async def test_taps_and_vpcs_of_an_account_are_one_group(network: Network, own_settings: Settings) -> None:
     ours, theirs = addresses.account_group("ours"), addresses.account_group("theirs")
     assert len({ours, theirs, addresses.account_group(None)}) == 3
-    first = await network.attach(Place("vm1", 1, None, "ours"))
-    other = await network.attach(Place("vm2", 2, None, "theirs"))
-    member = await network.attach(Place("vm3", 3, Nic(VPC.id, CIDR[3]), "ours"))
+    first = await network.attach(VmSlot("vm1", 1, None, "ours"))
+    other = await network.attach(VmSlot("vm2", 2, None, "theirs"))
+    member = await network.attach(VmSlot("vm3", 3, Nic(VPC.id, CIDR[3]), "ours"))
     try:
         assert group_of(own_settings, addresses.data_tap(1)) == ours
         assert group_of(own_settings, addresses.data_tap(2)) == theirs
@@ -60,12 +60,12 @@ async def test_taps_and_vpcs_of_an_account_are_one_group(network: Network, own_s
 async def test_a_vm_of_the_pool_joins_the_group_of_its_account(
     network: Network, own_settings: Settings
 ) -> None:
-    prepared = await network.attach(Place("vm1", 1))
+    prepared = await network.attach(VmSlot("vm1", 1))
     try:
         assert group_of(own_settings, addresses.data_tap(1)) == 0
-        await network.join(Place("vm1", 1, None, "ours"))
+        await network.join(VmSlot("vm1", 1, None, "ours"))
         assert group_of(own_settings, addresses.data_tap(1)) == addresses.account_group("ours")
     finally:
         prepared.close()
     with pytest.raises(HostError, match="cannot set up the network of slot 1"):
-        await network.join(Place("vm1", 1, None, "ours"))
+        await network.join(VmSlot("vm1", 1, None, "ours"))

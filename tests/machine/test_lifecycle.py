@@ -222,7 +222,7 @@ async def test_a_panic_while_the_server_is_down_is_recorded_at_its_next_start(
     record = await inside(machines).journal.find(machine.id)
     assert record.run is not None
     await inside(machines).processes.forget(machine.id)
-    agent = inside(machines).host.agent(record.place)
+    agent = inside(machines).host.agent(record.vm_slot)
     panicking = asyncio.create_task(collect(agent, ExecRequest(_PANIC, timeout=60)))
 
     async def silent() -> bool:

@@ -17,7 +17,7 @@ from stead import addresses
 from stead.edge.names import GuestResolver
 from stead.host import network as host_network
 from stead.host.firewall import PRIVATE_NAMES_PORT
-from stead.host.interface import Nic, Place, PrivateNetwork
+from stead.host.interface import Nic, PrivateNetwork, VmSlot
 from stead.host.network import Network
 from stead.settings import Settings
 from support.installations import other_settings
@@ -69,9 +69,9 @@ async def scene(settings: Settings) -> AsyncIterator[Scene]:
                 await own.vpcs.open([OURS, THEIRS], [], lambda machine: None)
                 async with (
                     name_server(dns_socket(UPSTREAM), PUBLIC) as upstream,
-                    guest(own, Place("ours", OUR_SLOT, Nic(OURS.id, CIDR[1]))) as ours,
-                    guest(own, Place("theirs", THEIR_SLOT, Nic(THEIRS.id, CIDR[1]))) as theirs,
-                    guest(own, Place("outside", OUTSIDE_SLOT)) as outside,
+                    guest(own, VmSlot("ours", OUR_SLOT, Nic(OURS.id, CIDR[1]))) as ours,
+                    guest(own, VmSlot("theirs", THEIR_SLOT, Nic(THEIRS.id, CIDR[1]))) as theirs,
+                    guest(own, VmSlot("outside", OUTSIDE_SLOT)) as outside,
                     GuestResolver.running(other, own, ("style.dev", "stead.internal"), Table()),
                 ):
                     yield Scene(ours, theirs, outside, upstream.asked)
@@ -121,7 +121,7 @@ async def test_a_name_is_seen_in_its_vpc_only(scene: Scene) -> None:
         (scene.outside, "db.internal"),
     ):
         for kind in ("A", "AAAA"):
-            assert await ask(source, name, kind) == ("NXDOMAIN", []), (source.place, name)
+            assert await ask(source, name, kind) == ("NXDOMAIN", []), (source.vm_slot, name)
     assert not [each for each in scene.asked if b"internal" in each.lower()]
 
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from stead import addresses
 from stead.host import network as host_network
-from stead.host.interface import Nic, Place, PrivateNetwork
+from stead.host.interface import Nic, PrivateNetwork, VmSlot
 from stead.host.namespaces import NamespaceThread
 from stead.host.network import Network
 from stead.settings import Settings
@@ -33,12 +33,12 @@ STRANGERS = PrivateNetwork("vpc-strangers", 2, RANGE)
 OTHER = PrivateNetwork("vpc-other", 3, OTHER_RANGE)
 
 VMS = {
-    "vm": Place("vm", 11, Nic(OURS.id, RANGE[1])),
-    "neighbour": Place("neighbour", 12, Nic(OURS.id, RANGE[2])),
+    "vm": VmSlot("vm", 11, Nic(OURS.id, RANGE[1])),
+    "neighbour": VmSlot("neighbour", 12, Nic(OURS.id, RANGE[2])),
     # In another VPC of the account, in one of another account with our range and address, and in none.
-    "other": Place("other", 13, Nic(OTHER.id, OTHER_RANGE[1])),
-    "stranger": Place("stranger", 21, Nic(STRANGERS.id, RANGE[1])),
-    "plain": Place("plain", 30),
+    "other": VmSlot("other", 13, Nic(OTHER.id, OTHER_RANGE[1])),
+    "stranger": VmSlot("stranger", 21, Nic(STRANGERS.id, RANGE[1])),
+    "plain": VmSlot("plain", 30),
 }
 LAPTOPS = {"laptop": OURS, "strangers-laptop": STRANGERS}
 
@@ -138,13 +138,13 @@ async def _set_up(
     wires: dict[str, Wire] = {}
     sources: dict[str, IPv4Address] = {"server": addresses.GATEWAY}
     targets: dict[str, IPv4Address] = {}
-    for name, place in VMS.items():
-        made = await stack.enter_async_context(guest(network, place))
+    for name, vm_slot in VMS.items():
+        made = await stack.enter_async_context(guest(network, vm_slot))
         watch = probes.watched(seen, name, made.side.thread, "eth0")
         own = await stack.enter_async_context(watch)
         wires[name] = Wire(own, "eth0", addresses.DATA_MAC, addresses.TAP_MAC)
         sources[name] = targets[name] = IPv4Address(made.address)
-        targets[f"outer-{name}"] = addresses.machine_address(place.slot)
+        targets[f"outer-{name}"] = addresses.machine_address(vm_slot.number)
     # The same addresses as those of `vm` and of `outer-plain`.
     del targets["stranger"], targets["plain"]
     computers = [stack.enter_context(laptop(number)) for number in range(len(LAPTOPS))]

@@ -17,7 +17,7 @@ from stead import addresses
 from stead.errors import HostError
 from stead.host import network as host_network
 from stead.host import vpcs
-from stead.host.interface import Nic, Place, PrivateNetwork
+from stead.host.interface import Nic, PrivateNetwork, VmSlot
 from stead.host.network import Network
 from stead.settings import Settings
 from support.links import CERTAIN, Side, echoed, echoing
@@ -30,12 +30,12 @@ PORT = 7000
 UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
-def place(slot: int, vpc: PrivateNetwork | None = None, host: int = 0) -> Place:
+def vm_slot(slot: int, vpc: PrivateNetwork | None = None, host: int = 0) -> VmSlot:
     nic = None if vpc is None else Nic(vpc.id, CIDR[host])
-    return Place(f"vm{slot}", slot, nic)
+    return VmSlot(f"vm{slot}", slot, nic)
 
 
-A1, A2, B1, OUTSIDE = place(11, OURS, 1), place(12, OURS, 2), place(21, THEIRS, 1), place(30)
+A1, A2, B1, OUTSIDE = vm_slot(11, OURS, 1), vm_slot(12, OURS, 2), vm_slot(21, THEIRS, 1), vm_slot(30)
 
 
 @dataclass
@@ -98,11 +98,11 @@ async def test_the_same_address_in_two_vpcs_leads_to_two_vms(scene: Scene) -> No
     assert scene["a1"].address == scene["b1"].address
     for name in ("a1", "b1"):
         async with listening(scene[name].side):
-            link = await dialed(scene.network, scene[name].place.slot)
+            link = await dialed(scene.network, scene[name].vm_slot.number)
             with link:
                 assert await echoed(link, name.encode()) == name.encode()
         with pytest.raises(OSError):
-            (await dialed(scene.network, scene[name].place.slot)).close()
+            (await dialed(scene.network, scene[name].vm_slot.number)).close()
 
 
 async def test_an_address_without_a_vm_is_unreachable_at_once(scene: Scene) -> None:
@@ -183,7 +183,7 @@ async def test_counters_of_many_vpcs_are_read_without_processes(
     many = [PrivateNetwork(f"vpc-{number}", number, CIDR) for number in (5, 6, 8)]
     for number, network in enumerate(many):
         await scene.network.vpcs.add(network)
-        async with guest(scene.network, place(70 + number, network, 1)) as made:
+        async with guest(scene.network, vm_slot(70 + number, network, 1)) as made:
             assert await pings(made.side, str(addresses.GATEWAY), wait=CERTAIN)
     monkeypatch.setattr("asyncio.create_subprocess_exec", refuse)
     assert {70, 71, 72} <= (await scene.network.traffic()).keys()
@@ -192,17 +192,17 @@ async def test_counters_of_many_vpcs_are_read_without_processes(
     await asyncio.sleep(0)
     monkeypatch.undo()
     for number, network in enumerate(many):
-        await scene.network.vpcs.forget(place(70 + number, network, 1))
+        await scene.network.vpcs.forget(vm_slot(70 + number, network, 1))
         await scene.network.vpcs.remove(network)
     await reading
     assert not {70, 71, 72} & (await scene.network.traffic()).keys()
 
 
 async def test_a_vm_of_the_pool_moves_into_a_vpc(scene: Scene) -> None:
-    plain = place(40)
+    plain = vm_slot(40)
     taps = await scene.network.attach(plain)
     try:
-        joined = place(40, OURS, 40)
+        joined = vm_slot(40, OURS, 40)
         await scene.network.vpcs.move(joined)
         async with plugged(taps.data, joined) as moved, listening(moved.side):
             assert await scene["a1"].side.reaches(moved.address, PORT, wait=CERTAIN)
@@ -213,7 +213,7 @@ async def test_a_vm_of_the_pool_moves_into_a_vpc(scene: Scene) -> None:
 
 
 async def test_a_packet_to_a_vm_that_does_not_run_wakes_it_and_is_delivered(scene: Scene) -> None:
-    sleeper = place(50, OURS, 50)
+    sleeper = vm_slot(50, OURS, 50)
     async with guest(scene.network, sleeper) as running:
         assert await pings(scene["a1"].side, running.address, wait=CERTAIN)
     assert scene.wanted == []
@@ -250,7 +250,7 @@ def _read(tap: int, found: list[bytes]) -> list[bytes]:
 
 
 async def test_packets_to_vms_that_do_not_run_are_limited(scene: Scene) -> None:
-    async with guest(scene.network, place(51, OURS, 51)):
+    async with guest(scene.network, vm_slot(51, OURS, 51)):
         pass
     with await datagram_socket(scene["a1"].side) as sender:
         for _ in range(5000):
@@ -265,7 +265,7 @@ async def test_packets_that_wait_for_vms_are_bounded_and_expire(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vpcs, "_HELD_VMS_IN_ALL", 2)
-    sleepers = [place(51, OURS, 51), place(52, OURS, 52), place(53, THEIRS, 53)]
+    sleepers = [vm_slot(51, OURS, 51), vm_slot(52, OURS, 52), vm_slot(53, THEIRS, 53)]
     for each in sleepers:
         async with guest(scene.network, each):
             pass
@@ -273,7 +273,7 @@ async def test_packets_that_wait_for_vms_are_bounded_and_expire(
         for _ in range(12):
             for each, sender in zip(sleepers, (ours, ours, theirs), strict=True):
                 scene.wanted.clear()
-                sender.sendto(b"packet", (str(CIDR[each.slot]), PORT))
+                sender.sendto(b"packet", (str(CIDR[each.number]), PORT))
                 await until(lambda: scene.wanted, CERTAIN)
                 assert scene.wanted == [each.machine], "it is woken also when the packet is dropped"
         opened = scene.network.vpcs._open
@@ -291,7 +291,7 @@ async def test_packets_that_wait_for_vms_are_bounded_and_expire(
 
 
 async def test_a_deleted_vm_is_forgotten(scene: Scene) -> None:
-    gone = place(60, OURS, 60)
+    gone = vm_slot(60, OURS, 60)
     async with guest(scene.network, gone) as running, listening(running.side):
         (await dialed(scene.network, 60)).close()
     await scene.network.vpcs.forget(gone)
@@ -304,9 +304,9 @@ async def test_a_deleted_vm_is_forgotten(scene: Scene) -> None:
             await dialed(scene.network, 60)
     assert refused.value.errno in UNREACHABLE
     # Its slot and its address go to other VMs.
-    async with guest(scene.network, place(60)) as plain, listening(plain.side):
+    async with guest(scene.network, vm_slot(60)) as plain, listening(plain.side):
         (await dialed(scene.network, 60)).close()
-    async with guest(scene.network, place(61, OURS, 60)) as heir, listening(heir.side):
+    async with guest(scene.network, vm_slot(61, OURS, 60)) as heir, listening(heir.side):
         assert await scene["a1"].side.reaches(heir.address, PORT, wait=CERTAIN)
         (await dialed(scene.network, 61)).close()
 
@@ -349,4 +349,4 @@ async def test_a_removed_vpc_leaves_nothing(scene: Scene, own_settings: Settings
     assert not path.exists()
     assert "sdv7" not in dict(await scene.network._thread.call(socket.if_nameindex)).values()
     with pytest.raises(HostError, match="does not exist"):
-        await scene.network.attach(Place("vm70", 70, Nic(other.id, IPv4Address("10.77.0.70"))))
+        await scene.network.attach(VmSlot("vm70", 70, Nic(other.id, IPv4Address("10.77.0.70"))))

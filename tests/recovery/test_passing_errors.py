@@ -185,7 +185,7 @@ async def test_without_descriptors_a_vm_is_not_lost(stage: Stage) -> None:
 @pytest.mark.parametrize("part", ["top", "layer"])
 async def test_an_unreadable_layer_does_not_make_a_vm_lost(stage: Stage, number: int, part: str) -> None:
     record = await stage.machine(Stopped("top", "stopped"))
-    top = stage.host.layer("one", "top")
+    top = stage.host.disks.layer("one", "top")
     top.touch()
     if part == "layer":
         record = await inside(stage.machines).disks.freeze(record, Stopped(None, "stopped"))
@@ -207,7 +207,7 @@ async def test_a_frozen_layer_that_cannot_be_adopted_now_does_not_make_a_vm_lost
 ) -> None:
     """A crash came between the record of the frozen layer and the move of its file."""
     record = await stage.machine(Stopped("top", "stopped"))
-    frozen = stage.host.layer("one", "top")
+    frozen = stage.host.disks.layer("one", "top")
     frozen.touch()
     record = await inside(stage.machines).journal.freeze(record, Stopped(None, "stopped"))
     with monkeypatch.context() as patch:

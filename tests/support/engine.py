@@ -84,7 +84,7 @@ async def audit(server: FakeServer) -> None:
     world, machines = server.world, server.machines
     records = await inside(machines).journal.list()
     assert [record for record in records if record.state.name in PASSING] == []
-    processes = {each.place.machine: each for each in world.processes.values() if each.how is None}
+    processes = {each.vm_slot.machine: each for each in world.processes.values() if each.how is None}
     assert {machine: process.id for machine, process in processes.items()} == {
         record.id: record.run.process for record in records if record.run is not None
     }

@@ -19,12 +19,12 @@ from stead.host.interface import (
     Disk,
     Inventory,
     Pause,
-    Place,
     PrivateNetwork,
     Report,
     Restore,
     Template,
     Vm,
+    VmSlot,
     WireGuardTunnel,
     narrowed,
 )
@@ -68,6 +68,9 @@ class FakeHost:
         self.templates = FakeTemplates(self)
         self.layers = FakeLayers(self)
         self.checkpoints = FakeCheckpoints(self)
+        self.disks = FakeDisks(self)
+        self.nics = FakeNics(self)
+        self.vpcs = FakeVpcs(self)
 
     # Faults
 
@@ -152,63 +155,22 @@ class FakeHost:
     def has_disk_room(self) -> bool:
         return not self.world.full
 
-    # Folders and writable layers
-
-    async def make_folder(self, place: Place) -> None:
-        with self.call("make_folder"):
-            if place.machine in self.world.folders:
-                raise HostError(f"the folder of VM {place.machine} exists")
-            self.world.folders[place.machine] = {}
-
-    async def make_layer(self, place: Place, layer: str, size_gib: int) -> None:
-        with self.call("make_layer"):
-            await asyncio.sleep(0)
-            folder = self.world.folders.get(place.machine)
-            if folder is None:
-                raise HostError(f"VM {place.machine} has no folder")
-            if layer in folder:
-                self.world.violations.append(f"layer {layer} of VM {place.machine} made twice")
-            folder[layer] = Layer(layer, size_gib)
-
-    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None:
-        with self.call("grow_layer"):
-            self.world.folders[machine][layer].size_gib = size_gib
-
-    def has_layer(self, machine: str, layer: str) -> bool:
-        with self.call("has_layer"):
-            return layer in self.world.folders.get(machine, {})
-
-    def remove_layer(self, machine: str, layer: str) -> None:
-        with self.call("remove_layer"):
-            if any(process.layers[0].name == layer for process in self.world.alive(machine)):
-                self.world.violations.append(f"layer {layer} removed while VM {machine} writes it")
-            self.world.folders.get(machine, {}).pop(layer, None)
-
-    async def sync_layer(self, machine: str, layer: str) -> None:
-        with self.call("sync_layer"):
-            await asyncio.sleep(0)
-            if layer not in self.world.folders.get(machine, {}):
-                raise HostError(f"layer {layer} does not exist")
-
-    async def sync_frozen(self, file: str) -> None:
-        with self.call("sync_frozen"):
-            if file not in self.world.files:
-                raise HostError(f"layer {file} does not exist")
-
     # Processes
 
-    async def restore(self, place: Place, disk: Disk) -> ProcessId:
+    async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         with self.call("restore"):
             await asyncio.sleep(0)
-            return self.world.start(place, disk.template.size, disk, awake=True).id
+            return self.world.start(vm_slot, disk.template.size, disk, awake=True).id
 
-    async def boot(self, place: Place, size: Size, disk: Disk) -> ProcessId:
+    async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId:
         with self.call("boot"):
             await asyncio.sleep(0)
-            return self.world.start(place, size, disk, awake=True).id
+            return self.world.start(vm_slot, size, disk, awake=True).id
 
     @contextlib.asynccontextmanager
-    async def restore_state(self, place: Place, state: CapturedState, disk: Disk) -> AsyncIterator[Restore]:
+    async def restore_state(
+        self, vm_slot: VmSlot, state: CapturedState, disk: Disk
+    ) -> AsyncIterator[Restore]:
         captured = narrowed(state, FakeState)
         with self.call("restore_state"):
             await asyncio.sleep(0)
@@ -216,7 +178,7 @@ class FakeHost:
                 self.world.violations.append("closed memory restored")
             if captured.base is not None and captured.base not in self.world.templates:
                 raise CheckpointUnusable("its template is missing")
-            process = self.world.start(place, captured.size, disk, awake=False)
+            process = self.world.start(vm_slot, captured.size, disk, awake=False)
         yield FakeRestore(self, process, captured)
 
     async def connect(self, machine: str, process: ProcessId) -> Vm:
@@ -227,14 +189,14 @@ class FakeHost:
                 raise ProcessLookupError(process.pid)
             return FakeVm(self, found)
 
-    def agent(self, place: Place) -> Agent:
-        agent = Agent(lambda: self.world.dial(place), place.machine)
+    def agent(self, vm_slot: VmSlot) -> Agent:
+        agent = Agent(lambda: self.world.dial(vm_slot), vm_slot.machine)
         self._agents.append(agent)
         return agent
 
-    async def dial(self, place: Place, port: int) -> socket.socket:
+    async def dial(self, vm_slot: VmSlot, port: int) -> socket.socket:
         with self.call("dial"):
-            if not self.world.alive(place.machine):
+            if not self.world.alive(vm_slot.machine):
                 raise ConnectionRefusedError
             link = socket.socket()
             link.setblocking(False)
@@ -253,17 +215,13 @@ class FakeHost:
 
     def inventory(self) -> Inventory:
         with self.call("inventory"):
-            alive = {each.id: each.place.machine for each in self.world.processes.values() if not each.how}
+            alive = {each.id: each.vm_slot.machine for each in self.world.processes.values() if not each.how}
             return Inventory(alive, frozenset({*alive.values(), *self.world.folders, *self.world.runtime}))
 
     def tidy(self, machine: str) -> None:
         with self.call("tidy"):
             self.world.ended_process(machine)
             self.world.runtime.discard(machine)
-
-    async def forget_connections(self, place: Place) -> None:
-        with self.call("forget_connections"):
-            await asyncio.sleep(0)
 
     async def discard(self, machine: str) -> None:
         with self.call("discard"):
@@ -280,36 +238,6 @@ class FakeHost:
 
     async def prune_quarantine(self) -> None:
         pass
-
-    # Private networks
-
-    async def open_networks(
-        self, networks: Collection[PrivateNetwork], members: Collection[Place], wanted: Callable[[str], None]
-    ) -> None:
-        with self.call("open_networks"):
-            self.world.networks = {each.id: each for each in networks}
-            self.wanted = wanted
-
-    async def add_network(self, network: PrivateNetwork) -> None:
-        with self.call("add_network"):
-            self.world.networks[network.id] = network
-
-    async def remove_network(self, network: PrivateNetwork) -> None:
-        with self.call("remove_network"):
-            self.world.networks.pop(network.id, None)
-            self.world.tunnels.pop(network.id, None)
-
-    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
-        with self.call("set_tunnel"):
-            self.world.tunnels[tunnel.network.id] = tunnel
-
-    async def join_network(self, place: Place) -> None:
-        with self.call("join_network"):
-            await asyncio.sleep(0)
-            self.world.join(self.world.of(place.machine), place)
-
-    async def traffic(self) -> Mapping[int, int]:
-        return dict(self.world.traffic)
 
 
 @dataclass(frozen=True)
@@ -413,7 +341,7 @@ class FakeVm:
 
     async def add_layer(self, layer: str) -> None:
         async with self._order("add_layer") as process:
-            process.spare[layer] = self._host.world.folders[process.place.machine][layer]
+            process.spare[layer] = self._host.world.folders[process.vm_slot.machine][layer]
 
     async def drop_layer(self, layer: str) -> None:
         async with self._order("drop_layer") as process:
@@ -449,6 +377,92 @@ class FakeVm:
 
     def bound_log(self) -> None:
         pass
+
+
+class FakeDisks:
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+        self._world = host.world
+
+    async def make_folder(self, vm_slot: VmSlot) -> None:
+        with self._host.call("disks.make_folder"):
+            if vm_slot.machine in self._world.folders:
+                raise HostError(f"the folder of VM {vm_slot.machine} exists")
+            self._world.folders[vm_slot.machine] = {}
+
+    async def make_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None:
+        with self._host.call("disks.make_layer"):
+            await asyncio.sleep(0)
+            folder = self._world.folders.get(vm_slot.machine)
+            if folder is None:
+                raise HostError(f"VM {vm_slot.machine} has no folder")
+            if layer in folder:
+                self._world.violations.append(f"layer {layer} of VM {vm_slot.machine} made twice")
+            folder[layer] = Layer(layer, size_gib)
+
+    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None:
+        with self._host.call("disks.grow_layer"):
+            self._world.folders[machine][layer].size_gib = size_gib
+
+    def has_layer(self, machine: str, layer: str) -> bool:
+        with self._host.call("disks.has_layer"):
+            return layer in self._world.folders.get(machine, {})
+
+    def remove_layer(self, machine: str, layer: str) -> None:
+        with self._host.call("disks.remove_layer"):
+            if any(process.layers[0].name == layer for process in self._world.alive(machine)):
+                self._world.violations.append(f"layer {layer} removed while VM {machine} writes it")
+            self._world.folders.get(machine, {}).pop(layer, None)
+
+    async def sync_layer(self, machine: str, layer: str) -> None:
+        with self._host.call("disks.sync_layer"):
+            await asyncio.sleep(0)
+            if layer not in self._world.folders.get(machine, {}):
+                raise HostError(f"layer {layer} does not exist")
+
+
+class FakeNics:
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+        self._world = host.world
+
+    async def join(self, vm_slot: VmSlot) -> None:
+        with self._host.call("nics.join"):
+            await asyncio.sleep(0)
+            self._world.join(self._world.of(vm_slot.machine), vm_slot)
+
+    async def traffic(self) -> Mapping[int, int]:
+        return dict(self._world.traffic)
+
+    async def end_connections(self, vm_slot: VmSlot) -> None:
+        with self._host.call("nics.end_connections"):
+            await asyncio.sleep(0)
+
+
+class FakeVpcs:
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+        self._world = host.world
+
+    async def open(
+        self, networks: Collection[PrivateNetwork], members: Collection[VmSlot], wanted: Callable[[str], None]
+    ) -> None:
+        with self._host.call("vpcs.open"):
+            self._world.networks = {each.id: each for each in networks}
+            self._host.wanted = wanted
+
+    async def add(self, network: PrivateNetwork) -> None:
+        with self._host.call("vpcs.add"):
+            self._world.networks[network.id] = network
+
+    async def remove(self, network: PrivateNetwork) -> None:
+        with self._host.call("vpcs.remove"):
+            self._world.networks.pop(network.id, None)
+            self._world.tunnels.pop(network.id, None)
+
+    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
+        with self._host.call("vpcs.set_tunnel"):
+            self._world.tunnels[tunnel.network.id] = tunnel
 
 
 class FakeTemplates:
@@ -500,6 +514,11 @@ class FakeLayers:
 
     def allocated(self, file: str) -> int:
         return len(self._world.files[file].data) + 1
+
+    async def sync(self, file: str) -> None:
+        with self._host.call("layers.sync"):
+            if file not in self._world.files:
+                raise HostError(f"layer {file} does not exist")
 
     async def merge(
         self, files: Sequence[str], below: Sequence[str], template: Template, target: str

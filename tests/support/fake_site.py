@@ -12,9 +12,9 @@ import httpx2
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from stead.api.dependencies import Installation
 from stead.api.server import running
 from stead.installation import OpenedVms, open_parts
+from stead.installation_parts import Installation
 from stead.machines.records import Properties
 from stead.settings import Settings, Size
 from support.fake_server import FakeServer

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stead.errors import HostError
-from stead.host.interface import Disk, Place, PrivateNetwork, WireGuardTunnel
+from stead.host.interface import Disk, PrivateNetwork, VmSlot, WireGuardTunnel
 from stead.processes import ProcessId
 from stead.settings import Size
 from support.fake_sessions import FakeSessions
@@ -64,7 +64,7 @@ class Process:
     """A VM's process with its guest."""
 
     id: ProcessId
-    place: Place
+    vm_slot: VmSlot
     size: Size
     layers: list[Layer]
     """Top first; open, so that renamed and removed ones stay readable."""
@@ -133,42 +133,42 @@ class World:
         self._address: tuple[Any, ...] = ()
 
     def alive(self, machine: str) -> list[Process]:
-        return [each for each in self.processes.values() if each.place.machine == machine and not each.how]
+        return [each for each in self.processes.values() if each.vm_slot.machine == machine and not each.how]
 
     def of(self, machine: str) -> Process:
         (process,) = self.alive(machine)
         return process
 
-    def start(self, place: Place, size: Size, disk: Disk, *, awake: bool) -> Process:
+    def start(self, vm_slot: VmSlot, size: Size, disk: Disk, *, awake: bool) -> Process:
         template = self.templates.get(disk.template.id)
-        top = self.folders.get(place.machine, {}).get(disk.top)
+        top = self.folders.get(vm_slot.machine, {}).get(disk.top)
         missing = [file for file in disk.frozen if file not in self.files]
         if template is None or top is None or missing:
-            raise HostError(f"cannot open the disk of VM {place.machine}: {disk.top}, {missing}")
-        if self.alive(place.machine):
-            self.violations.append(f"two processes of VM {place.machine}")
-        if any(each.place.slot == place.slot and not each.how for each in self.processes.values()):
-            self.violations.append(f"two processes in slot {place.slot}")
+            raise HostError(f"cannot open the disk of VM {vm_slot.machine}: {disk.top}, {missing}")
+        if self.alive(vm_slot.machine):
+            self.violations.append(f"two processes of VM {vm_slot.machine}")
+        if any(each.vm_slot.number == vm_slot.number and not each.how for each in self.processes.values()):
+            self.violations.append(f"two processes in slot {vm_slot.number}")
         pid = next(self._pids)
         layers = [top, *(self.files[file] for file in disk.frozen)]
-        process = Process(ProcessId(pid, pid), place, size, layers)
-        self.join(process, place)
+        process = Process(ProcessId(pid, pid), vm_slot, size, layers)
+        self.join(process, vm_slot)
         if awake:
             process.awake.set()
         self.processes[process.id] = process
-        self.runtime.add(place.machine)
+        self.runtime.add(vm_slot.machine)
         return process
 
-    def join(self, process: Process, place: Place) -> None:
+    def join(self, process: Process, vm_slot: VmSlot) -> None:
         """The VM of a process is in the VPC of this place from now on, if it names one."""
-        process.place = place
-        if place.nic is None:
+        process.vm_slot = vm_slot
+        if vm_slot.nic is None:
             return
-        if place.nic.vpc not in self.networks:
-            raise HostError(f"VPC {place.nic.vpc} does not exist")
+        if vm_slot.nic.vpc not in self.networks:
+            raise HostError(f"VPC {vm_slot.nic.vpc} does not exist")
         others = (each for each in self.processes.values() if each is not process and not each.how)
-        if any(each.place.nic == place.nic for each in others):
-            self.violations.append(f"two VMs with {place.nic}")
+        if any(each.vm_slot.nic == vm_slot.nic for each in others):
+            self.violations.append(f"two VMs with {vm_slot.nic}")
 
     def ended_process(self, machine: str) -> None:
         if self.alive(machine):
@@ -192,18 +192,18 @@ class World:
             self._server.close()
             await self._server.wait_closed()
 
-    async def dial(self, place: Place) -> tuple[socket.socket, tuple[Any, ...]]:
-        if not self.alive(place.machine):
+    async def dial(self, vm_slot: VmSlot) -> tuple[socket.socket, tuple[Any, ...]]:
+        if not self.alive(vm_slot.machine):
             raise ConnectionRefusedError
         link = socket.socket()
         link.setblocking(False)
-        link.bind((socket.inet_ntoa(struct.pack(">I", _AGENT_NETWORK + place.slot)), 0))
+        link.bind((socket.inet_ntoa(struct.pack(">I", _AGENT_NETWORK + vm_slot.number)), 0))
         return link, self._address
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         source = struct.unpack(">I", socket.inet_aton(writer.get_extra_info("peername")[0]))[0]
         slot = source - _AGENT_NETWORK
-        found = [each for each in self.processes.values() if each.place.slot == slot and not each.how]
+        found = [each for each in self.processes.values() if each.vm_slot.number == slot and not each.how]
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             for process in found:
                 process.links.add(writer)
@@ -248,7 +248,7 @@ class Guest:
             case "/v1/exec":
                 return 200, self._exec(json.loads(body)["argv"])
             case "/v1/ssh" if self._world.on_ssh is not None:
-                asked = self._world.on_ssh(self._process.place.machine, json.loads(body))
+                asked = self._world.on_ssh(self._process.vm_slot.machine, json.loads(body))
                 return 200, json.dumps(asked).encode()
             case "/v1/sync":
                 self._process.sync()

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stead.api.dependencies import Installation
 from stead.api.server import running
 from stead.host.commands import run
 from stead.identity.accounts import Accounts
 from stead.identity.identities import Identities
 from stead.installation import open_without_vms
+from stead.installation_parts import Installation
 from stead.repos.access import Level, RepoAccess
 from stead.repos.repos import RepoInfo, Repos
 from stead.repos.repository import Repository

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from stead.api.dependencies import Installation
 from stead.host.authority import Authority
 from stead.host.interface import narrowed
 from stead.host.local import LocalHost
 from stead.host.templates import LocalTemplate
 from stead.host.vm import running_machines
 from stead.installation import open_installation
+from stead.installation_parts import Installation
 from stead.machines import Machines, State
 from stead.settings import Accelerator, Settings, Size
 from support.internals import inside

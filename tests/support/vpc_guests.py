@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from stead import addresses
-from stead.host.interface import Place
+from stead.host.interface import VmSlot
 from stead.host.network import Network
 from stead.host.taps import open_tap
 from support.links import Side, namespace
@@ -22,12 +22,12 @@ class Guest:
     """A namespace with `eth0`, which has a VM's address as its agent would set it."""
 
     side: Side
-    place: Place
+    vm_slot: VmSlot
 
     @property
     def address(self) -> str:
-        nic = self.place.nic
-        return str(addresses.machine_address(self.place.slot) if nic is None else nic.address)
+        nic = self.vm_slot.nic
+        return str(addresses.machine_address(self.vm_slot.number) if nic is None else nic.address)
 
 
 def _carry(source: int, target: int) -> None:
@@ -37,22 +37,22 @@ def _carry(source: int, target: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def guest(network: Network, place: Place) -> AsyncIterator[Guest]:
+async def guest(network: Network, vm_slot: VmSlot) -> AsyncIterator[Guest]:
     """A running VM: its taps exist until the end of the block."""
-    taps = await network.attach(place)
+    taps = await network.attach(vm_slot)
     try:
-        async with plugged(taps.data, place) as made:
+        async with plugged(taps.data, vm_slot) as made:
             yield made
     finally:
         taps.close()
 
 
 @contextlib.asynccontextmanager
-async def plugged(tap: int, place: Place) -> AsyncIterator[Guest]:
+async def plugged(tap: int, vm_slot: VmSlot) -> AsyncIterator[Guest]:
     loop = asyncio.get_running_loop()
-    with namespace(f"g{place.slot}") as side:
+    with namespace(f"g{vm_slot.number}") as side:
         own = await side.thread.call(lambda: open_tap("eth0"))
-        made = Guest(side, place)
+        made = Guest(side, vm_slot)
         side.ip("link", "set", "eth0", "address", addresses.DATA_MAC, "addrgenmode", "none")
         side.ip("addr", "add", f"{made.address}/32", "dev", "eth0")
         side.ip("link", "set", "eth0", "up")

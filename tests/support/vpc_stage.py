@@ -10,7 +10,7 @@ from support.fake_server import FakeServer
 
 
 def networks_of(server: FakeServer) -> Networks:
-    return Networks(VpcStore(server.database), server.store, (), server.host)
+    return Networks(VpcStore(server.database), server.store, (), server.host.vpcs)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from stead.api import server
+from stead import installation
 from stead.errors import GuestError, GuestUnreachable, HostError, StartFailed, SteadError
 from stead.guest.agent import Agent
 from stead.guest.execution import ExecRequest, collect, follow
@@ -23,6 +23,7 @@ from stead.guest.identity import GuestIdentity, confer
 from stead.guest.ssh import admit_gateway
 from stead.guest.watchdog import Watchdog, parsing
 from stead.guest.watching import watch
+from stead.settings import Settings
 from support.hostile_agent import chunks, frame, hostile, turning, whole
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
@@ -238,7 +239,7 @@ async def test_the_watchdog_closes_the_connection_that_holds_the_loop() -> None:
             await watchdog.close()
 
 
-async def test_the_server_watches_its_event_loop() -> None:
+async def test_the_server_watches_its_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     def watching() -> bool:
         return any(thread.name == "stead-watchdog" for thread in threading.enumerate())
 
@@ -247,6 +248,10 @@ async def test_the_server_watches_its_event_loop() -> None:
             assert watching()
             raise HostError("seen")
 
-    with socket.socket() as listening, pytest.raises(HostError, match="seen"):
-        await server.serve(Opening(), listening)
+    monkeypatch.setattr(installation, "open_installation", lambda _: Opening())
+    local = "127.0.0.1:0"
+    settings = Settings(listen=local, https_listen=local, http_listen=local, ssh_listen=local)
+    with installation.bind(settings) as listeners, pytest.raises(HostError, match="seen"):
+        async with installation.open_server(settings, listeners):
+            pass
     assert not watching()

@@ -45,13 +45,14 @@ from stead.api.background import AFTER_HEADER, ID_HEADER
 from stead.api.callers import TOKEN_HEADER, USER_HEADER, AnyCaller, Authentication
 from stead.api.calls import TRACE_HEADER, Calls
 from stead.api.declared import streamed_bodies
-from stead.api.dependencies import Installation, MachinesDep, SigningDep
+from stead.api.dependencies import MachinesDep, SigningDep, SshDep
 from stead.api.documentation import DESCRIPTION, Api, add_documentation
 from stead.api.repeatable import KEY_HEADER
 from stead.api.smart_http import SmartHttp, is_git_stream
 from stead.api.wire import Wire
 from stead.api.wire.unknown import HEADER as UNKNOWN_KEYS_HEADER
 from stead.errors import SteadError
+from stead.installation_parts import Installation, SshState
 
 _HEADERS = (
     "authorization",
@@ -108,6 +109,8 @@ def has_streamed_body(scope: Scope) -> bool:
 class Health(Wire):
     status: str
     version: str
+    ssh: SshState
+    """State of the SSH gateway; a failed one is tried again."""
 
 
 def create_app(installation: Installation | None = None) -> FastAPI:
@@ -151,9 +154,9 @@ def _add_upgrade_hints(app: FastAPI) -> None:
 
 def _add_own_pages(app: FastAPI) -> None:
     @app.get("/healthz", tags=["server"])
-    async def healthz() -> Health:
-        """Health check."""
-        return Health(status="ok", version=app.version)
+    async def healthz(ssh: SshDep) -> Health:
+        """Health check. `ssh` is the state of the SSH gateway: a server without it has the status `ok`."""
+        return Health(status="ok", version=app.version, ssh=ssh.state)
 
     @app.get("/metrics", include_in_schema=False)
     async def prometheus(machines: MachinesDep) -> Response:

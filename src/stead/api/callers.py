@@ -11,13 +11,14 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stead.api.calls import Call
-from stead.api.dependencies import IdentitiesDep, Installation, MachinesDep
+from stead.api.dependencies import IdentitiesDep, MachinesDep
 from stead.api.errors import ApiError
 from stead.errors import MachineNotFound, SnapshotNotFound
 from stead.github.app import WEBHOOKS
 from stead.identity.callers import Caller
 from stead.identity.identities import Identities
 from stead.identity.tickets import LIFETIME, Ticket
+from stead.installation_parts import Installation
 from stead.machines import Machine, MachineInfo, Machines
 from stead.machines.snapshots import SnapshotInfo
 

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Query
 
 from stead.api.callers import Guest
 from stead.api.dependencies import ExitedDep, MachinesDep
-from stead.api.exited_sessions import ExitedSessions
 from stead.api.sessions import (
     SessionId,
     check_session_id,
@@ -20,6 +19,7 @@ from stead.api.wire.sessions import ClosedPtySession, PtySession, PtySessionList
 from stead.guest import sessions
 from stead.guest.errors import GuestSessionNotFound, SessionExpired
 from stead.guest.execution import shell
+from stead.guest.exited_sessions import ExitedSessions
 from stead.guest.sessions import Attachment, Screen, SessionExited, SessionOutput, SessionRequest
 from stead.machines import State
 from stead.machines.events import Use

@@ -1,24 +1,22 @@
-"""Serving the API on a socket until SIGINT or SIGTERM."""
+"""The API server: uvicorn on listening sockets."""
 
 import asyncio
 import contextlib
-import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from stead.api.app import create_app, with_middleware
 from stead.api.calls import Calls
-from stead.api.dependencies import Installation
 from stead.api.protocol import Protocol
 from stead.api.websocket_protocol import MAX_MESSAGE, PING_INTERVAL, PING_TIMEOUT, WebSocketProtocol
 from stead.errors import HostError
-from stead.guest.watchdog import watching_the_loop
+from stead.installation_parts import Installation
 from stead.settings import Settings
-from stead.tasks import TaskSet, in_background
+from stead.tasks import finished, in_background
 
 STOP_GRACE = 10.0
 """Grace period: seconds that calls have to finish when the server stops before they are cancelled."""
@@ -26,20 +24,47 @@ _BACKLOG = 2048
 _KEEP_ALIVE = 75
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, calls: Calls) -> None:
+class ApiServer(uvicorn.Server):
+    """Serves calls on its sockets until `stop`."""
+
+    def __init__(self, config: uvicorn.Config, calls: Calls, sockets: Sequence[socket.socket]) -> None:
         super().__init__(config)
         self._calls = calls
-        self.up = asyncio.Event()
+        self._up = asyncio.Event()
+        self._running = asyncio.create_task(self._serve(list(sockets)), name="API server")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.up.set()
+        self._up.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no new calls; let current ones finish within the grace period, then cancel them."""
         await asyncio.gather(super().shutdown(sockets), self._calls.stop(STOP_GRACE))
         await self._calls.close()
+
+    def stop(self) -> None:
+        """Let calls finish, then end. The second time the grace period is skipped."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def until_up(self) -> None:
+        """Wait until calls are accepted, or the server has failed."""
+        async with in_background(self._up.wait()) as up:
+            await asyncio.wait({self._running, up}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def until_ended(self) -> None:
+        await asyncio.shield(self._running)
+
+    async def until_signal(self) -> None:
+        """Serve until SIGINT or SIGTERM; a second signal skips the grace period of calls."""
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(each, self.stop)
+        try:
+            await self.until_ended()
+        finally:
+            for each in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(each)
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -71,52 +96,15 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-Front = Callable[[Installation], contextlib.AbstractAsyncContextManager[Sequence[socket.socket]]]
-"""Opens what is in front of the API; yields further sockets on which the API answers."""
+@contextlib.asynccontextmanager
+async def serving(installation: Installation, sockets: Sequence[socket.socket]) -> AsyncIterator[ApiServer]:
+    """Serve the API of an open installation on listening sockets during a block."""
+    async with _serving(*with_middleware(create_app(installation), installation), sockets) as server:
+        yield server
 
 
-def no_front(installation: Installation) -> contextlib.AbstractAsyncContextManager[Sequence[socket.socket]]:
-    return contextlib.nullcontext(())
-
-
-async def serve(
-    opening: contextlib.AbstractAsyncContextManager[Installation],
-    listening: socket.socket,
-    ready: Callable[[Installation, TaskSet], object] = lambda *_: None,
-    front: Front = no_front,
-) -> None:
-    """Open an installation and serve until SIGINT or SIGTERM. VMs keep running.
-
-    `ready` may start tasks that end with the server.
-    """
-    async with (
-        watching_the_loop(),
-        opening as installation,
-        front(installation) as sockets,
-        TaskSet() as tasks,
-    ):
-        server = _server(*with_middleware(create_app(installation), installation))
-        loop = asyncio.get_running_loop()
-
-        def stop() -> None:
-            # The second signal skips the grace period.
-            server.force_exit = server.should_exit
-            server.should_exit = True
-
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(each, stop)
-        try:
-            # Exclude loaded modules from garbage collection: scanning them blocks calls for 0.1 s.
-            gc.collect()
-            gc.freeze()
-            ready(installation, tasks)
-            await server._serve([listening, *sockets])
-        finally:
-            for each in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(each)
-
-
-def _server(app: ASGIApp, calls: Calls) -> _Server:
+@contextlib.asynccontextmanager
+async def _serving(app: ASGIApp, calls: Calls, sockets: Sequence[socket.socket]) -> AsyncIterator[ApiServer]:
     config = uvicorn.Config(
         app,
         http=Protocol,
@@ -133,30 +121,25 @@ def _server(app: ASGIApp, calls: Calls) -> _Server:
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=int(STOP_GRACE) + 30,
     )
-    return _Server(config, calls)
+    server = ApiServer(config, calls, sockets)
+    try:
+        await server.until_up()
+        yield server
+    finally:
+        server.should_exit = True
+        await finished(server.until_ended())
 
 
 @contextlib.asynccontextmanager
-async def running(
-    settings: Settings, installation: Installation, sockets: Sequence[socket.socket] = ()
-) -> AsyncIterator[str]:
-    """A server inside this process for the duration of the block; yields its URL."""
-    served = with_middleware(create_app(installation), installation)
-    async with running_app(settings, *served, sockets) as url:
-        yield url
-
-
-@contextlib.asynccontextmanager
-async def running_app(
-    settings: Settings, app: ASGIApp, calls: Calls, sockets: Sequence[socket.socket] = ()
-) -> AsyncIterator[str]:
-    server = _server(app, calls)
+async def running(settings: Settings, installation: Installation) -> AsyncIterator[str]:
+    """Serve the API alone on the address of `settings` during a block; yields its URL."""
     with bind(settings) as listening:
-        serving = asyncio.create_task(server._serve([listening, *sockets]))
-        try:
-            async with in_background(server.up.wait()) as up:
-                await asyncio.wait({serving, up}, return_when=asyncio.FIRST_COMPLETED)
+        async with serving(installation, [listening]):
             yield url_of(listening)
-        finally:
-            server.should_exit = True
-            await serving
+
+
+@contextlib.asynccontextmanager
+async def running_app(settings: Settings, app: ASGIApp, calls: Calls) -> AsyncIterator[str]:
+    with bind(settings) as listening:
+        async with _serving(app, calls, [listening]):
+            yield url_of(listening)

@@ -20,5 +20,8 @@ class SshGatewayModel(Wire):
 async def get_ssh_gateway(caller: AnyCaller, gateway: SshDep) -> SshGatewayModel:
     """Get where `ssh` reaches VMs, and the gateway's host key. `host` is null for the host of this API."""
     if gateway.port is None:
-        raise ApiError("NOT_FOUND", "this server has no SSH gateway: set STEAD_SSH_LISTEN and restart it")
+        text = "this server has no SSH gateway: set STEAD_SSH_LISTEN and restart it"
+        if gateway.state != "off":
+            text = "the SSH gateway does not run now and is tried again: the server's log says why"
+        raise ApiError("NOT_FOUND", text)
     return SshGatewayModel(host=gateway.host, port=gateway.port, host_key=gateway.host_key)

@@ -67,17 +67,17 @@ class EdgePaths:
 
 
 def caddy_configuration(
-    settings: Settings, descriptors: Descriptors, places: EdgePaths, https_port: int
+    settings: Settings, descriptors: Descriptors, paths: EdgePaths, https_port: int
 ) -> Json:
     return {
-        "admin": {"listen": f"unix/{places.admin}", "config": {"persist": False}},
-        "logging": {"logs": {"default": _log(places.log)}},
-        "storage": {"module": "file_system", "root": str(places.storage)},
+        "admin": {"listen": f"unix/{paths.admin}", "config": {"persist": False}},
+        "logging": {"logs": {"default": _log(paths.log)}},
+        "storage": {"module": "file_system", "root": str(paths.storage)},
         "apps": {
-            "pki": {"certificate_authorities": {_CA: _authority(places)}},
-            "tls": _tls(settings, places),
+            "pki": {"certificate_authorities": {_CA: _authority(paths)}},
+            "tls": _tls(settings, paths),
             "http": {
-                "servers": _servers(settings, descriptors, places, https_port),
+                "servers": _servers(settings, descriptors, paths, https_port),
                 "grace_period": "2s",
             },
         },
@@ -98,14 +98,14 @@ def _log(path: Path) -> Json:
     }
 
 
-def _authority(places: EdgePaths) -> Json:
+def _authority(paths: EdgePaths) -> Json:
     return {
         "name": "Stead",
         "install_trust": False,
-        "root": {"certificate": str(places.root), "format": "pem_file"},
+        "root": {"certificate": str(paths.root), "format": "pem_file"},
         "intermediate": {
-            "certificate": str(places.intermediate),
-            "private_key": str(places.intermediate_key),
+            "certificate": str(paths.intermediate),
+            "private_key": str(paths.intermediate_key),
             "format": "pem_file",
         },
     }
@@ -114,7 +114,7 @@ def _authority(places: EdgePaths) -> Json:
 # Certificates
 
 
-def _tls(settings: Settings, places: EdgePaths) -> Json:
+def _tls(settings: Settings, paths: EdgePaths) -> Json:
     public = _public_names(settings)
     acme = [_acme(settings)]
     # Names that are deeper in a preview zone than its wildcard reaches.
@@ -127,12 +127,12 @@ def _tls(settings: Settings, places: EdgePaths) -> Json:
     ]
     return {
         "certificates": {
-            "load_files": [{"certificate": str(places.certificate), "key": str(places.key)}],
+            "load_files": [{"certificate": str(paths.certificate), "key": str(paths.key)}],
             "automate": public,
         },
         "automation": {
             "policies": [policy for policy in policies if policy.get("subjects") != []],
-            "on_demand": {"permission": {"module": "http", "endpoint": f"http://{places.gate}{ASK_PATH}"}},
+            "on_demand": {"permission": {"module": "http", "endpoint": f"http://{paths.gate}{ASK_PATH}"}},
         },
     }
 
@@ -175,7 +175,7 @@ def local_names(settings: Settings) -> list[str]:
 # Requests
 
 
-def _servers(settings: Settings, descriptors: Descriptors, places: EdgePaths, https_port: int) -> Json:
+def _servers(settings: Settings, descriptors: Descriptors, paths: EdgePaths, https_port: int) -> Json:
     listeners = [(f"fd/{descriptors.https}", ["h1", "h2"]), (f"fd/{descriptors.guests_https}", ["h1", "h2"])]
     alternative: list[Json] = []
     if descriptors.quic is not None:
@@ -190,16 +190,16 @@ def _servers(settings: Settings, descriptors: Descriptors, places: EdgePaths, ht
     }
     api: Json = {
         "match": [{"host": names}],
-        "handle": [*alternative, _proxy(f"unix/{places.api}")],
+        "handle": [*alternative, _proxy(f"unix/{paths.api}")],
         "terminal": True,
     }
     https = _server(
         [address for address, _ in listeners],
-        [metrics, api, _known(places, alternative), {"handle": [*alternative, _asking_gate(places)]}],
+        [metrics, api, _known(paths, alternative), {"handle": [*alternative, _asking_gate(paths)]}],
     )
     https["listen_protocols"] = [protocols for _, protocols in listeners]
     https["tls_connection_policies"] = [{"default_sni": names[0]}]
-    https["errors"] = {"routes": _failures(names, places)}
+    https["errors"] = {"routes": _failures(names, paths)}
     found = {"https": https, "guests_http": _redirecting(descriptors.guests_http, 443)}
     if descriptors.http is not None:
         found["http"] = _redirecting(descriptors.http, https_port)
@@ -234,9 +234,9 @@ def _header(name: str, value: str) -> Json:
     return {"handler": "headers", "response": {"set": {name: [value]}, "deferred": True}}
 
 
-def _known(places: EdgePaths, before: Iterable[Json]) -> Json:
+def _known(paths: EdgePaths, before: Iterable[Json]) -> Json:
     """Names with a route file: straight to the VM."""
-    pattern = {"root": str(places.routes), "try_files": ["/{http.request.host}/*"]}
+    pattern = {"root": str(paths.routes), "try_files": ["/{http.request.host}/*"]}
     upstream = {
         "handler": "map",
         "source": "{http.matchers.file.relative}",
@@ -283,7 +283,7 @@ def _proxy(upstream: str, version: str = "1.1") -> Json:
     }
 
 
-def _asking_gate(places: EdgePaths, error: str = "") -> Json:
+def _asking_gate(paths: EdgePaths, error: str = "") -> Json:
     """Ask the gate, then send the unchanged request to the address that it answers with."""
     headers = {
         HOST_HEADER: ["{http.request.host}"],
@@ -292,7 +292,7 @@ def _asking_gate(places: EdgePaths, error: str = "") -> Json:
     unneeded = ["Authorization", "Cookie", "Expect"]
     return {
         "handler": "reverse_proxy",
-        "upstreams": [{"dial": places.gate}],
+        "upstreams": [{"dial": paths.gate}],
         "rewrite": {"method": "GET", "uri": ADMIT_PATH},
         "headers": {"request": {"set": headers, "delete": unneeded}},
         "handle_response": [
@@ -304,7 +304,7 @@ def _asking_gate(places: EdgePaths, error: str = "") -> Json:
     }
 
 
-def _failures(names: list[str], places: EdgePaths) -> list[Json]:
+def _failures(names: list[str], paths: EdgePaths) -> list[Json]:
     failed = {"expression": "{http.error.status_code} in [502, 503, 504]"}
     restarting = {
         "handler": "static_response",
@@ -315,5 +315,5 @@ def _failures(names: list[str], places: EdgePaths) -> list[Json]:
     }
     return [
         {"match": [{"host": names, **failed}], "handle": [restarting], "terminal": True},
-        {"match": [failed], "handle": [_asking_gate(places, "{http.error.message}")]},
+        {"match": [failed], "handle": [_asking_gate(paths, "{http.error.message}")]},
     ]

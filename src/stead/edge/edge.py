@@ -14,7 +14,7 @@ from pathlib import Path
 from stead import addresses
 from stead.deadlines import scaled
 from stead.edge import connections, gate_server
-from stead.edge.caddy import Caddy, CaddyPlaces
+from stead.edge.caddy import Caddy, CaddyPaths
 from stead.edge.certificates import CertificatePermission, issued_in
 from stead.edge.configuration import Descriptors, EdgePaths, caddy_configuration, local_names
 from stead.edge.gate import Dial, Gate, Vms
@@ -106,16 +106,16 @@ async def open_edge(
         guests = [
             stack.enter_context(await thread.call(partial(listen_for_guests, port))) for port in (443, 80)
         ]
-        own = CaddyPlaces(folder / "caddy")
-        own.folder.mkdir(mode=0o700)
-        os.chown(own.folder, settings.edge_uid, settings.edge_uid)
+        caddy_paths = CaddyPaths(folder / "caddy")
+        caddy_paths.folder.mkdir(mode=0o700)
+        os.chown(caddy_paths.folder, settings.edge_uid, settings.edge_uid)
         # Also without any: the host may get its name servers later.
-        own.resolvers.write_text(resolv_conf(addresses.resolvers()))
-        own.resolvers.chmod(0o644)
-        tasks.start(_follow_resolvers(own.resolvers), "follow the host's name servers")
+        caddy_paths.resolvers.write_text(resolv_conf(addresses.resolvers()))
+        caddy_paths.resolvers.chmod(0o644)
+        tasks.start(_follow_resolvers(caddy_paths.resolvers), "follow the host's name servers")
         host, port = listening.getsockname()
-        places = EdgePaths(
-            admin=own.admin,
+        paths = EdgePaths(
+            admin=caddy_paths.admin,
             storage=certificates,
             log=storage / "caddy.log",
             routes=folder / "routes",
@@ -138,10 +138,10 @@ async def open_edge(
             await connections.limit_connections(settings, public.ports)
             stack.push_async_callback(connections.remove_limits, settings)
         caddy = Caddy(
-            thread,
+            namespace,
             settings.edge_uid,
-            own,
-            caddy_configuration(settings, descriptors, places, public.https_port),
+            caddy_paths,
+            caddy_configuration(settings, descriptors, paths, public.https_port),
             descriptors.all,
         )
         stack.push_async_callback(caddy.close)
@@ -174,7 +174,8 @@ def _write(folder: Path, certificate: str, key: str, made: KeyPair) -> None:
 
 async def _follow_resolvers(file: Path) -> None:
     async for servers in changes_of_resolvers():
-        # In place: Caddy has this file, and not its name, as /etc/resolv.conf, and reads it again by itself.
+        # Not by rename: this file is bind-mounted as /etc/resolv.conf of Caddy, which reads it again when it
+        # changes.
         await in_thread(file.write_text, resolv_conf(servers))
 
 

@@ -7,9 +7,7 @@ reads a list of them that follows the host's.
 
 import asyncio
 import contextlib
-import os
 import shutil
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Collection, Sequence
 from ipaddress import IPv4Address
 from typing import Self
@@ -24,16 +22,13 @@ from stead.host.resolvers import changes_of_resolvers, resolv_conf
 from stead.logs import get_logger
 from stead.processes import kill, of_user
 from stead.settings import Settings
+from stead.supervision import Backoff, ProcessCommand, SupervisedProcess
 from stead.tasks import TaskSet, finished, in_thread
 
 _PORT = 53
 _START_TIMEOUT = scaled(10.0)
 _POLL = 0.01
-_RESTART = 0.1, 5.0
-"""The shortest and the longest delay before a restart, in seconds; it doubles while dnsmasq ends at once."""
-_HEALTHY = 10.0
-"""Seconds after which a start counts as a success."""
-_LAST_WORDS = 2048
+_RESTART = Backoff(shortest=0.1, longest=5.0, healthy=10.0)
 _CACHED = 2000
 _CONCURRENT = 5000
 """Queries that wait for the host's resolvers, of all VMs together; one VM sends 200 in a second."""
@@ -58,10 +53,14 @@ class GuestResolver:
         self._wildcards: tuple[str, ...] = ()
         self._folder = settings.runtime / "names" / settings.instance
         self._hosts = self._folder / "hosts"
-        self._process: Process | None = None
-        self._log: asyncio.Task[None] | None = None
-        self._last_words = ""
-        self._reconfigured = False
+        self._dnsmasq = SupervisedProcess(
+            "dnsmasq, the resolver of VMs,",
+            self._command,
+            self._listens,
+            _RESTART,
+            start_timeout=_START_TIMEOUT,
+            clean_up=self._kill_all,
+        )
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -84,10 +83,10 @@ class GuestResolver:
         resolver._write_servers(addresses.resolvers())
         async with serving_private_names(network, names or NoNames(), resolver._is_own):
             try:
-                await resolver._start()
+                await resolver._kill_all()
+                await resolver._dnsmasq.start()
                 await network.serve_dns(True)
                 async with TaskSet() as tasks:
-                    tasks.start(resolver._supervise(), "restart the resolver of VMs")
                     tasks.start(resolver._follow_servers(), "follow the host's name servers")
                     yield resolver
             finally:
@@ -105,8 +104,7 @@ class GuestResolver:
         wildcards = tuple(name for name in others if name.startswith("*."))
         if wildcards != self._wildcards:
             self._wildcards = wildcards
-            self._reconfigured = True
-            self._kill()
+            self._dnsmasq.restart()
 
     def _is_own(self, name: str) -> bool:
         """Whether a name leads to the gateway."""
@@ -127,40 +125,11 @@ class GuestResolver:
         async for servers in changes_of_resolvers():
             await in_thread(self._write_servers, servers)
 
-    async def _start(self) -> None:
-        """Start dnsmasq and wait until it listens."""
-        await self._kill_all()
-        if self._log is not None:
-            # The pipe of the last process ends with its children.
-            await self._log
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command(),
-                stdin=DEVNULL,
-                stdout=DEVNULL,
-                stderr=PIPE,
-                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-                cwd="/",
-                start_new_session=True,
-            )
-        except FileNotFoundError as error:
-            raise HostError(f"{error.filename} is not installed on this host (see `stead doctor`)") from error
-        self._log = asyncio.create_task(self._read_log(self._process))
-        deadline = asyncio.get_running_loop().time() + _START_TIMEOUT
-        while not await self._listens():
-            if self._process.returncode is not None:
-                await self._log
-                raise HostError(f"dnsmasq, the resolver of VMs, does not start: {self._last_words}")
-            if asyncio.get_running_loop().time() > deadline:
-                self._kill()
-                raise HostError(f"dnsmasq, the resolver of VMs, did not start in {_START_TIMEOUT:g} s")
-            await asyncio.sleep(_POLL)
-
-    def _command(self) -> list[str]:
+    def _command(self) -> ProcessCommand:
         user = str(self._settings.resolver_uid)
         gateway = addresses.GATEWAY
         own = [*self._zones, *self._wildcards]
-        return [
+        arguments = [
             *("nsenter", f"--net={namespace_path(self._settings)}"),
             *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"),
             *(f"--inh-caps={_CAPABILITY}", f"--ambient-caps={_CAPABILITY}", "--pdeathsig=KILL", "--"),
@@ -174,37 +143,16 @@ class GuestResolver:
             # Types other than A are answered here as well: there are none.
             *(option for name in own for option in (f"--address=/{name}/{gateway}", f"--local=/{name}/")),
         ]
+        return ProcessCommand(arguments)
 
-    async def _listens(self) -> bool:
-        try:
-            (await self._network.dial(addresses.GATEWAY, _PORT)).close()
-        except OSError:
-            return False
-        return True
-
-    async def _read_log(self, process: Process) -> None:
-        """Log what dnsmasq says. Read to the end, or it would block."""
-        while process.stderr is not None and (piece := await process.stderr.read(_LAST_WORDS)):
-            self._last_words = piece.decode(errors="replace").strip()
-            log.debug("dnsmasq", said=self._last_words)
-
-    async def _supervise(self) -> None:
-        shortest, longest = _RESTART
-        delay = shortest
-        clock = asyncio.get_running_loop().time
+    async def _listens(self) -> None:
         while True:
-            started = clock()
-            if self._process is not None:
-                status = await self._process.wait()
-                if not self._reconfigured:
-                    log.warning("resolver of VMs ended, restarting", status=status, said=self._last_words)
-                    delay = shortest if clock() - started > _HEALTHY else min(2 * delay, longest)
-                    await asyncio.sleep(delay)
-            self._reconfigured = False
             try:
-                await self._start()
-            except HostError as error:
-                log.error("cannot restart the resolver of VMs", error=str(error))
+                (await self._network.dial(addresses.GATEWAY, _PORT)).close()
+            except OSError:
+                await asyncio.sleep(_POLL)
+            else:
+                return
 
     async def _close(self) -> None:
         # VMs outlive this process: they ask the host's resolver until the next start.
@@ -212,18 +160,8 @@ class GuestResolver:
             await self._network.serve_dns(False)
         except HostError as error:
             log.error("cannot let VMs ask the host's resolver", error=str(error))
-        self._kill()
-        if self._process is not None:
-            await self._process.wait()
-        await self._kill_all()
-        if self._log is not None:
-            await self._log
+        await self._dnsmasq.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
 
     async def _kill_all(self) -> None:
         """Kill processes of the resolver's user: children for TCP connections, or left by a crash."""

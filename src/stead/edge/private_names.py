@@ -1,4 +1,4 @@
-"""Answers DNS queries of VMs for `NAME.internal`, and for the names of private addresses, by who asks.
+"""DNS server for `NAME.internal` and for reverse lookups of private addresses; answers depend on the VM.
 
 The rules of the namespace send exactly these queries of VMs in VPCs here (`host/dns_matches.py`); dnsmasq,
 which has one answer for all VMs, gets the others. The source address of a query is the VM's, because packets

@@ -139,7 +139,7 @@ class RouteFiles:
     def _write(self, host: str, before: _Entry | None, entry: _Entry) -> None:
         folder = self._folder / host
         if before is not None:
-            # Atomic: at no moment is there no file, or are there two.
+            # Rename is atomic: Caddy sees exactly one file.
             (folder / before.upstream).rename(folder / entry.upstream)
             return
         folder.mkdir(mode=0o755)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from stead.errors import HostError
-from stead.files import open_regular
+from stead.files import open_regular, sync_file
 from stead.host.commands import run
 from stead.tasks import in_thread
 
@@ -59,6 +59,14 @@ async def grow_layer(path: Path, size_gib: int) -> None:
     file = {"driver": "file", "filename": str(path)}
     node = {"driver": "qcow2", "file": file, "backing": None}
     await run("qemu-img", "resize", "-q", f"json:{json.dumps(node)}", f"{size_gib}G")
+
+
+def sync_layer(path: Path) -> None:
+    """Make a layer durable."""
+    try:
+        sync_file(path)
+    except OSError as error:
+        raise HostError(f"cannot sync the disk layer {path.name}: {error.strerror}") from error
 
 
 def check_layer(path: Path) -> None:

@@ -41,6 +41,7 @@ async def examine(settings: Settings) -> list[Finding]:
         examination.disk(settings),
         examination.resolver(),
         await examination.forwarding(),
+        await examination.ssh_gateway(settings),
         examination.base_image(image),
     ]
 

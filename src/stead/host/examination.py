@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+import http.client
 import json
 import mmap
 import os
 import platform
 import shutil
+import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,10 +23,13 @@ from stead.host.cgroups import detect
 from stead.host.commands import run
 from stead.host.image import BaseImage
 from stead.settings import Settings
+from stead.tasks import in_thread
 
 Status = Literal["ok", "degraded", "missing"]
 
 _GIB = 1 << 30
+_ANSWER_TIMEOUT = 3.0
+_MAX_ANSWER = 1 << 16
 _CAPABILITIES = {
     0: "CAP_CHOWN",
     1: "CAP_DAC_OVERRIDE",
@@ -336,6 +341,51 @@ def drop_chains(ruleset: dict[str, Any]) -> list[str]:
         if chain.get("hook") == "forward" and chain.get("policy") == "drop"
         if not chain["table"].startswith("stead")
     ]
+
+
+async def ssh_gateway(settings: Settings) -> Finding:
+    """The SSH gateway of the running server; without a server, whether its port is free."""
+    if settings.ssh_address is None:
+        return Finding("ssh", "ok", "no gateway: STEAD_SSH_LISTEN is empty")
+    host, port = settings.ssh_address
+    state = await in_thread(_ssh_state, settings)
+    if state is None and (error := _bind_error(host, port)) is not None:
+        return Finding(
+            "ssh",
+            "degraded",
+            f"no server answers, and {host}:{port} cannot be used: {error}",
+            "the server starts without its SSH gateway",
+            "stop the program that has the port, or set STEAD_SSH_LISTEN to another address",
+        )
+    if state == "failed":
+        return Finding(
+            "ssh",
+            "degraded",
+            f"the gateway of the running server has failed on {host}:{port}; the server's log says why",
+            "VMs cannot be reached with ssh until the server's next attempt succeeds",
+            "stop the program that has the port, or set STEAD_SSH_LISTEN to another address",
+        )
+    return Finding("ssh", "ok", f"{state or 'no server is running; free'}: {host}:{port}")
+
+
+def _ssh_state(settings: Settings) -> str | None:
+    """The state of the SSH gateway as the running server reports it; None without a server."""
+    connection = http.client.HTTPConnection(*settings.address, timeout=_ANSWER_TIMEOUT)
+    with contextlib.closing(connection):
+        try:
+            connection.request("GET", "/healthz")
+            answer = json.loads(connection.getresponse().read(_MAX_ANSWER))
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+    return str(answer["ssh"]) if isinstance(answer, dict) and "ssh" in answer else None
+
+
+def _bind_error(host: str, port: int) -> str | None:
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return None
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
 
 
 def base_image(image: BaseImage | None) -> Finding:

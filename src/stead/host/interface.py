@@ -72,14 +72,14 @@ class Nic:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A VM's id and slot, which determine all of its resources on this host, and the VPC it is in.
+class VmSlot:
+    """A VM on this host: its id and slot number, which determine all of its resources, and its VPC.
 
     A VM of the pool has no account yet.
     """
 
     machine: str
-    slot: int
+    number: int
     nic: Nic | None = None
     account: str | None = None
 
@@ -165,7 +165,7 @@ class Vm(Protocol):
         """End a VM whose guest panicked while the server was not connected; False if it did not."""
 
     async def power_down(self) -> None:
-        """Press the power button: the guest shuts down if it wants to."""
+        """Send an ACPI power button event: the guest decides whether it shuts down."""
 
     async def console(self) -> str:
         """The end of the guest's console output, as text; of an ended guest, what was read before."""
@@ -249,15 +249,18 @@ class LayerStorage(Protocol):
         """Move a frozen layer out of its VM's folder; idempotent. False when it is neither there nor here."""
 
     async def not_adopted(self, layer: str, file: str) -> list[str]:
-        """The VMs whose folders have a layer that is not at its place."""
+        """The VMs whose folders still have this layer, if the file does not exist."""
 
     def allocated(self, file: str) -> int:
         """Bytes that a file occupies on disk."""
 
+    async def sync(self, file: str) -> None:
+        """Make a file durable."""
+
     async def merge(
         self, files: Sequence[str], below: Sequence[str], template: Template, target: str
     ) -> None:
-        """Make the file `target` hold what `files` hold together, to stand in their place on `below`."""
+        """Merge the layers `files` into the file `target`, with `below` as its backing files."""
 
     async def remove(self, files: Sequence[str]) -> None: ...
     async def set_aside(self, file: str) -> None:
@@ -281,8 +284,56 @@ class CheckpointStorage(Protocol):
         """Move it to the quarantine; False when it does not exist."""
 
 
+class VmDisks(Protocol):
+    """The folder of each VM, with the layers that it writes."""
+
+    async def make_folder(self, vm_slot: VmSlot) -> None:
+        """The folder of a new VM. Its address has no connections of the VM that had it before."""
+
+    async def make_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None: ...
+    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None: ...
+    def has_layer(self, machine: str, layer: str) -> bool:
+        """HostError when the host cannot tell."""
+
+    def remove_layer(self, machine: str, layer: str) -> None: ...
+    async def sync_layer(self, machine: str, layer: str) -> None: ...
+
+
+class VmNics(Protocol):
+    """The data NICs of VMs."""
+
+    async def join(self, vm_slot: VmSlot) -> None:
+        """Make the NIC of a VM that has a process its account's, in its VPC if it is in one."""
+
+    async def end_connections(self, vm_slot: VmSlot) -> None:
+        """Delete the tracked connections of a VM that is being deleted, as far as the host can."""
+
+    async def traffic(self) -> Mapping[int, int]:
+        """Bytes of IPv4 traffic of each slot so far."""
+
+
+class PrivateNetworkHost(Protocol):
+    """The VPCs on this host."""
+
+    async def open(
+        self,
+        networks: Collection[PrivateNetwork],
+        members: Collection[VmSlot],
+        wanted: Callable[[str], None],
+    ) -> None:
+        """Make this host's VPCs those that are recorded, with these VMs; `wanted` is called with the id of
+        a VM that does not run and that another VM of its VPC sends packets to."""
+
+    async def add(self, network: PrivateNetwork) -> None: ...
+    async def remove(self, network: PrivateNetwork) -> None:
+        """Remove a VPC without VMs from this host; idempotent."""
+
+    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
+        """Let exactly these clients into a VPC; without any there is no tunnel."""
+
+
 class Host(Protocol):
-    """One host with its VMs."""
+    """One host with its VMs: their processes, and the host's capacity."""
 
     @property
     def slots(self) -> range:
@@ -294,6 +345,12 @@ class Host(Protocol):
     def layers(self) -> LayerStorage: ...
     @property
     def checkpoints(self) -> CheckpointStorage: ...
+    @property
+    def disks(self) -> VmDisks: ...
+    @property
+    def nics(self) -> VmNics: ...
+    @property
+    def vpcs(self) -> PrivateNetworkHost: ...
     async def platform(self) -> HostPlatform: ...
     def check_capacity(self) -> None:
         """CapacityExceeded when the host lacks memory or disk space for another VM."""
@@ -302,44 +359,26 @@ class Host(Protocol):
         """CapacityExceeded when `wanted` bytes would leave the host with too little memory."""
 
     def has_disk_room(self) -> bool: ...
-
-    # The folder and the writable layers of a VM
-    async def make_folder(self, place: Place) -> None:
-        """The folder of a new VM. Its address has no connections of the VM that had it before."""
-
-    async def make_layer(self, place: Place, layer: str, size_gib: int) -> None: ...
-    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None: ...
-    def has_layer(self, machine: str, layer: str) -> bool:
-        """HostError when the host cannot tell."""
-
-    def remove_layer(self, machine: str, layer: str) -> None: ...
-    async def sync_layer(self, machine: str, layer: str) -> None: ...
-    async def sync_frozen(self, file: str) -> None: ...
-
-    # Processes
-    async def restore(self, place: Place, disk: Disk) -> ProcessId:
+    async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         """Start a VM from the memory of its disk's template."""
 
-    async def boot(self, place: Place, size: Size, disk: Disk) -> ProcessId: ...
+    async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId: ...
     def restore_state(
-        self, place: Place, state: CapturedState, disk: Disk
+        self, vm_slot: VmSlot, state: CapturedState, disk: Disk
     ) -> AbstractAsyncContextManager[Restore]:
         """Start a VM that waits for captured state; load it inside the block."""
 
     async def connect(self, machine: str, process: ProcessId) -> Vm:
         """ProcessLookupError when it has ended."""
 
-    def agent(self, place: Place) -> Agent: ...
-    async def dial(self, place: Place, port: int) -> socket.socket:
+    def agent(self, vm_slot: VmSlot) -> Agent: ...
+    async def dial(self, vm_slot: VmSlot, port: int) -> socket.socket:
         """A TCP connection to a port of a VM, as a non-blocking socket. OSError when the VM refuses it."""
 
     async def kill(self, process: ProcessId) -> None: ...
     def inventory(self) -> Inventory: ...
     def tidy(self, machine: str) -> None:
         """Remove the runtime files of a VM whose process has ended."""
-
-    async def forget_connections(self, place: Place) -> None:
-        """Delete the tracked connections of a VM that is being deleted."""
 
     async def discard(self, machine: str) -> None:
         """Remove all files of a VM whose process has ended."""
@@ -348,28 +387,6 @@ class Host(Protocol):
         """Move the files of a VM without a row to the quarantine, and discard the rest of it."""
 
     async def prune_quarantine(self) -> None: ...
-    # Private networks
-    async def open_networks(
-        self,
-        networks: Collection[PrivateNetwork],
-        members: Collection[Place],
-        wanted: Callable[[str], None],
-    ) -> None:
-        """Make this host's VPCs those that are recorded, with these VMs; `wanted` is called with the id of
-        a VM that does not run and that another VM of its VPC sends packets to."""
-
-    async def add_network(self, network: PrivateNetwork) -> None: ...
-    async def remove_network(self, network: PrivateNetwork) -> None:
-        """Remove a VPC without VMs from this host; idempotent."""
-
-    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
-        """Let exactly these clients into a VPC; without any there is no tunnel."""
-
-    async def join_network(self, place: Place) -> None:
-        """Make the data NIC of a VM that has a process its account's, in its VPC if it is in one."""
-
-    async def traffic(self) -> Mapping[int, int]:
-        """Bytes of IPv4 traffic of each slot so far."""
 
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stead.errors import HostError
 from stead.files import ABSENT, allocated, exists, open_regular, remove_garbage, sync_folder
-from stead.host import interface
+from stead.host import disks, interface
 from stead.host.interface import narrowed
 from stead.host.merging import merge
 from stead.host.quarantine import Quarantine
@@ -37,6 +37,9 @@ class LayerFiles:
 
     def allocated(self, file: str) -> int:
         return allocated(self.path(file))
+
+    async def sync(self, file: str) -> None:
+        await in_thread(disks.sync_layer, self.path(file))
 
     async def adopt(self, machine: str, layer: str, file: str) -> bool:
         return await in_thread(_adopt, self._machines / machine / f"{layer}.qcow2", self.path(file))

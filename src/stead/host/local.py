@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -23,7 +23,6 @@ from stead.files import (
     raise_descriptor_limit,
     remove_folder,
     remove_garbage,
-    sync_file,
 )
 from stead.guest.agent import Agent
 from stead.guest_agent import agent_path
@@ -33,7 +32,7 @@ from stead.host.authority import Authority
 from stead.host.cgroups import ControlGroups
 from stead.host.checkpoints import CheckpointFolders, LocalCapturedState, LocalVm, device_state, place_memory
 from stead.host.image import BaseImage, ensure_image, find_image, image_key
-from stead.host.interface import Disk, Inventory, Place, PrivateNetwork, Report, WireGuardTunnel, narrowed
+from stead.host.interface import Disk, Inventory, Report, VmSlot, narrowed
 from stead.host.layer_files import LayerFiles
 from stead.host.memory import check_memory, sealed_copy
 from stead.host.network import Network
@@ -41,7 +40,9 @@ from stead.host.qemu import Command, KernelBoot, Memory, QemuPlatform, Saved
 from stead.host.quarantine import Quarantine
 from stead.host.template_builder import TEMPLATE_PREFIX, ensure_template, machine_slots
 from stead.host.templates import LocalTemplate, TemplateInputs
-from stead.host.vm import Spawner, VmFiles, launch, process_name, running_machines
+from stead.host.vm import Spawner, launch, process_name, running_machines
+from stead.host.vm_folders import VmFolders
+from stead.host.vpcs import Vpcs
 from stead.logs import get_logger
 from stead.processes import ProcessId, kill
 from stead.settings import Settings, Size
@@ -149,17 +150,25 @@ class LocalHost:
         self._image: BaseImage | None = None
         self._platform: QemuPlatform | None = None
         self._sealed: dict[str, int] = {}
-        self._empty_layers = disks.EmptyLayers()
         folders = [settings.data / name for name in ("layers", "checkpoints")]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.templates = LocalTemplates(self)
         self.layers = LayerFiles(folders[0], settings.data / "machines", self._quarantine)
         self.checkpoints = CheckpointFolders(folders[1], self.platform, self._quarantine)
+        self.disks = VmFolders(settings, own_network)
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
         return cls(settings, await Network.open(settings))
+
+    @property
+    def nics(self) -> Network:
+        return self.network
+
+    @property
+    def vpcs(self) -> Vpcs:
+        return self.network.vpcs
 
     async def close(self) -> None:
         self._spawner.close()
@@ -235,60 +244,18 @@ class LocalHost:
     def has_disk_room(self) -> bool:
         return shutil.disk_usage(nearest_existing(self.settings.data)).free >= _DISK_FLOOR
 
-    # Folders and writable layers
-
     @property
     def slots(self) -> range:
         return machine_slots()
 
-    def uid(self, slot: int) -> int:
-        return self.settings.uid(slot)
-
-    def files(self, machine: str) -> VmFiles:
-        instance = self.settings.instance
-        return VmFiles(self.settings.data / "machines" / machine, self.settings.runtime / instance / machine)
-
-    async def make_folder(self, place: Place) -> None:
-        """The VM's own folder, which its QEMU is confined to."""
-        await self.network.forget_connections(place.slot)
-        folder = self.files(place.machine).folder
-        try:
-            folder.mkdir(parents=True, mode=0o711)
-            folder.chmod(0o700)
-            os.chown(folder, self.uid(place.slot), self.uid(place.slot))
-        except OSError as error:
-            raise HostError(f"cannot create {folder}: {error.strerror}") from error
-
-    def layer(self, machine: str, layer: str) -> Path:
-        return self.files(machine).folder / f"{layer}.qcow2"
-
-    async def make_layer(self, place: Place, layer: str, size_gib: int) -> None:
-        """An empty disk layer in the VM's folder."""
-        await self._empty_layers.make(self.layer(place.machine, layer), size_gib, self.uid(place.slot))
-
-    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None:
-        await disks.grow_layer(self.layer(machine, layer), size_gib)
-
-    def has_layer(self, machine: str, layer: str) -> bool:
-        return exists(self.layer(machine, layer))
-
-    def remove_layer(self, machine: str, layer: str) -> None:
-        self.layer(machine, layer).unlink(missing_ok=True)
-
-    async def sync_layer(self, machine: str, layer: str) -> None:
-        await in_thread(_sync, self.layer(machine, layer))
-
-    async def sync_frozen(self, file: str) -> None:
-        await in_thread(_sync, self.layers.path(file))
+    # Processes
 
     def disk_files(self, machine: str, disk: Disk) -> tuple[Path, ...]:
         """All layers of a VM's disk, top first."""
         frozen = map(self.layers.path, disk.frozen)
-        return self.layer(machine, disk.top), *frozen, *narrowed(disk.template, LocalTemplate).layers
+        return self.disks.layer(machine, disk.top), *frozen, *narrowed(disk.template, LocalTemplate).layers
 
-    # Processes
-
-    async def restore(self, place: Place, disk: Disk) -> ProcessId:
+    async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         """Start a QEMU that restores the template's memory."""
         template = narrowed(disk.template, LocalTemplate)
         try:
@@ -298,13 +265,13 @@ class LocalHost:
         # The template's own id: the agent reseeds the clone; if its kernel did so too, udev would react.
         saved = Saved(devices, generation=template.generation)
         try:
-            return await self._restore(place, template.size, template, disk, saved, await self.platform())
+            return await self._restore(vm_slot, template.size, template, disk, saved, await self.platform())
         finally:
             os.close(devices)
 
     @contextlib.asynccontextmanager
     async def restore_state(
-        self, place: Place, state: interface.CapturedState, disk: Disk
+        self, vm_slot: VmSlot, state: interface.CapturedState, disk: Disk
     ) -> AsyncIterator[_Restore]:
         captured = narrowed(state, LocalCapturedState)
         base = None
@@ -318,7 +285,7 @@ class LocalHost:
         try:
             async with device_state(captured.devices) as descriptor:
                 saved = Saved(descriptor, deferred=True)
-                process = await self._restore(place, captured.size, base, disk, saved, captured.platform)
+                process = await self._restore(vm_slot, captured.size, base, disk, saved, captured.platform)
                 async with _placed(process.pid, captured) as placing:
                     yield _Restore(process, saved, placing, verifying)
         finally:
@@ -326,7 +293,7 @@ class LocalHost:
 
     async def _restore(
         self,
-        place: Place,
+        vm_slot: VmSlot,
         size: Size,
         base: LocalTemplate | None,
         disk: Disk,
@@ -336,23 +303,23 @@ class LocalHost:
         """Start a QEMU from saved device state; its RAM is a private copy of the template's, or empty."""
         if base is None:
             own = Memory("own")
-            return await self._launch(place, size, own, disk, saved, platform, (saved.descriptor,))
+            return await self._launch(vm_slot, size, own, disk, saved, platform, (saved.descriptor,))
         inherited: tuple[int, ...] = (saved.descriptor,)
         memory = Memory("copy", str(base.memory))
         if not platform.read_only_memory_files:
             sealed = await self._sealed_memory(base)
             inherited, memory = (*inherited, sealed), Memory("copy", f"/proc/self/fd/{sealed}")
-        return await self._launch(place, size, memory, disk, saved, platform, inherited)
+        return await self._launch(vm_slot, size, memory, disk, saved, platform, inherited)
 
-    async def boot(self, place: Place, size: Size, disk: Disk) -> ProcessId:
+    async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId:
         """Start a QEMU that boots from its disk."""
         image = narrowed(disk.template, LocalTemplate).image
         boot = KernelBoot(image.kernel, image.initrd)
-        return await self._launch(place, size, Memory("own"), disk, boot, await self.platform())
+        return await self._launch(vm_slot, size, Memory("own"), disk, boot, await self.platform())
 
     async def _launch(
         self,
-        place: Place,
+        vm_slot: VmSlot,
         size: Size,
         memory: Memory,
         disk: Disk,
@@ -360,20 +327,20 @@ class LocalHost:
         platform: QemuPlatform,
         inherited: tuple[int, ...] = (),
     ) -> ProcessId:
-        layers = self.disk_files(place.machine, disk)
-        await in_thread(self._check_disk, place, layers)
-        return await self.launch(place, size, memory, layers, start, platform, inherited)
+        layers = self.disk_files(vm_slot.machine, disk)
+        await in_thread(self._check_disk, vm_slot, layers)
+        return await self.launch(vm_slot, size, memory, layers, start, platform, inherited)
 
-    def _check_disk(self, place: Place, layers: tuple[Path, ...]) -> None:
+    def _check_disk(self, vm_slot: VmSlot, layers: tuple[Path, ...]) -> None:
         for layer in layers:
             if layer.suffix == ".qcow2":
                 disks.check_layer(layer)
         # A data folder that was restored at another path has other uids.
-        give_to(self.uid(place.slot), layers[0].parent, layers[0])
+        give_to(self.settings.uid(vm_slot.number), layers[0].parent, layers[0])
 
     async def launch(
         self,
-        place: Place,
+        vm_slot: VmSlot,
         size: Size,
         memory: Memory,
         layers: tuple[Path, ...],
@@ -381,90 +348,59 @@ class LocalHost:
         platform: QemuPlatform,
         inherited: tuple[int, ...] = (),
     ) -> ProcessId:
-        files = self.files(place.machine)
-        taps = await self.network.attach(place)
+        files = self.disks.files(vm_slot.machine)
+        taps = await self.network.attach(vm_slot)
         command = Command(
             platform=platform,
-            name=process_name(self.settings.instance, place.machine),
+            name=process_name(self.settings.instance, vm_slot.machine),
             size=size,
             memory=memory,
             layers=layers,
             folder=files.folder,
-            uid=self.uid(place.slot),
+            uid=self.settings.uid(vm_slot.number),
             data_tap=taps.data,
             management_tap=taps.management,
             qmp=-1,
             wake=start,
         )
         process = await launch(self._spawner, command, files, taps, inherited)
-        await in_thread(self.groups.confine, place.machine, size, process.pid)
+        await in_thread(self.groups.confine, vm_slot.machine, size, process.pid)
         return process
 
     async def connect(self, machine: str, process: ProcessId) -> LocalVm:
-        vm = await LocalVm.connect(process, self.files(machine))
+        vm = await LocalVm.connect(process, self.disks.files(machine))
         vm.checkpoints = self.checkpoints
         return vm
 
-    def agent(self, place: Place) -> Agent:
-        return Agent(lambda: self.network.agent_socket(place.slot), place.machine)
+    def agent(self, vm_slot: VmSlot) -> Agent:
+        return Agent(lambda: self.network.agent_socket(vm_slot.number), vm_slot.machine)
 
-    async def dial(self, place: Place, port: int) -> socket.socket:
-        return await self.network.dial(addresses.machine_address(place.slot), port)
+    async def dial(self, vm_slot: VmSlot, port: int) -> socket.socket:
+        return await self.network.dial(addresses.machine_address(vm_slot.number), port)
 
     async def kill(self, process: ProcessId) -> None:
         await kill(process)
 
     def tidy(self, machine: str) -> None:
         """Remove the runtime files of a VM whose process has ended."""
-        files = self.files(machine)
+        files = self.disks.files(machine)
         shutil.rmtree(files.runtime, ignore_errors=True)
         files.drop_devices()
         self.groups.release(machine)
 
-    async def forget_connections(self, place: Place) -> None:
-        try:
-            await self.network.end_connections(place.slot)
-            if place.nic is not None:
-                await self.network.vpcs.forget(place)
-        except HostError as error:
-            # They end by themselves; the next VM with this address does not start before they are deleted.
-            log.warning("cannot delete connections", vm=place.machine, error=str(error))
-
     async def discard(self, machine: str) -> None:
         """Remove all files of a VM whose process has ended."""
         self.tidy(machine)
-        await in_thread(remove_folder, self.files(machine).folder)
+        await in_thread(remove_folder, self.disks.files(machine).folder)
 
     async def set_aside(self, machine: str) -> None:
-        folder = self.files(machine).folder
+        folder = self.disks.files(machine).folder
         if os.path.lexists(folder) and not machine.startswith(TEMPLATE_PREFIX):
             await in_thread(self._quarantine.keep, [folder])
         await self.discard(machine)
 
     async def prune_quarantine(self) -> None:
         await in_thread(self._quarantine.prune)
-
-    # Private networks
-
-    async def open_networks(
-        self, networks: Collection[PrivateNetwork], members: Collection[Place], wanted: Callable[[str], None]
-    ) -> None:
-        await self.network.vpcs.open(networks, members, wanted)
-
-    async def add_network(self, network: PrivateNetwork) -> None:
-        await self.network.vpcs.add(network)
-
-    async def remove_network(self, network: PrivateNetwork) -> None:
-        await self.network.vpcs.remove(network)
-
-    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None:
-        await self.network.vpcs.set_tunnel(tunnel)
-
-    async def join_network(self, place: Place) -> None:
-        await self.network.join(place)
-
-    async def traffic(self) -> dict[int, int]:
-        return await self.network.traffic()
 
     def inventory(self) -> Inventory:
         roots = (self.settings.data / "machines", self.settings.runtime / self.settings.instance)
@@ -481,13 +417,6 @@ class LocalHost:
             if template.id not in self._sealed:
                 self._sealed[template.id] = await in_thread(sealed_copy, template.memory)
             return self._sealed[template.id]
-
-
-def _sync(path: Path) -> None:
-    try:
-        sync_file(path)
-    except OSError as error:
-        raise HostError(f"cannot sync the disk layer {path.name}: {error.strerror}") from error
 
 
 _CPU_IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping")

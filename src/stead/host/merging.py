@@ -22,7 +22,7 @@ Node = dict[str, object]
 
 
 async def merge(layers: Sequence[Path], below: Sequence[Path], target: Path) -> None:
-    """Make the file `target` hold what `layers` hold together, to stand in their place on `below`.
+    """Merge `layers` into the file `target`, with `below` as its backing files.
 
     The layers are committed into it, the oldest first: what one of them has, data or zeros, replaces what is
     there, and what none has is left to `below`. (`qemu-img convert -B` would take what the newest has alone.)

@@ -27,7 +27,7 @@ from stead.files import locked
 from stead.host import firewall, netlink
 from stead.host.commands import run
 from stead.host.connections import delete_connections, delete_tracked, translated_connections
-from stead.host.interface import Place
+from stead.host.interface import VmSlot
 from stead.host.namespaces import NamespaceThread, is_namespace, namespace_of
 from stead.host.netlink import Netlink
 from stead.host.resolvers import changes_of_resolvers
@@ -93,16 +93,16 @@ class Network:
         await self._thread.call(self._netlink.close)
         self._thread.close()
 
-    async def attach(self, place: Place) -> Taps:
+    async def attach(self, vm_slot: VmSlot) -> Taps:
         """Create the two taps of a VM, with its route and neighbour entries."""
-        if place.nic is None:
-            return await self._thread.call(lambda: self._attach(place, None))
-        data = await self.vpcs.attach(place)
-        return await self._thread.call(lambda: self._attach(place, data))
+        if vm_slot.nic is None:
+            return await self._thread.call(lambda: self._attach(vm_slot, None))
+        data = await self.vpcs.attach(vm_slot)
+        return await self._thread.call(lambda: self._attach(vm_slot, data))
 
-    def _attach(self, place: Place, elsewhere: int | None) -> Taps:
+    def _attach(self, vm_slot: VmSlot, elsewhere: int | None) -> Taps:
         """Create the taps of a VM, but for a data tap that is in a VPC."""
-        slot = place.slot
+        slot = vm_slot.number
         data = open_tap(addresses.data_tap(slot)) if elsewhere is None else elsewhere
         try:
             management = open_tap(addresses.management_tap(slot))
@@ -112,7 +112,7 @@ class Network:
         taps = Taps(data, management)
         try:
             if elsewhere is None:
-                set_up_data_tap(self._netlink, slot, addresses.machine_address(slot), place.account)
+                set_up_data_tap(self._netlink, slot, addresses.machine_address(slot), vm_slot.account)
             index = socket.if_nametoindex(addresses.management_tap(slot))
             self._netlink.change(
                 netlink.link_up(index, addresses.TAP_MAC),
@@ -124,20 +124,20 @@ class Network:
             raise HostError(f"cannot set up the network of slot {slot}: {error}") from error
         return taps
 
-    async def join(self, place: Place) -> None:
+    async def join(self, vm_slot: VmSlot) -> None:
         """Make the data tap of a VM from the pool its account's, and move it into its VPC if it is in one."""
-        if place.nic is not None:
-            await self.vpcs.move(place)
+        if vm_slot.nic is not None:
+            await self.vpcs.move(vm_slot)
             return
 
         def set_group() -> None:
-            index = socket.if_nametoindex(addresses.data_tap(place.slot))
-            self._netlink.change(netlink.link_group(index, addresses.account_group(place.account)))
+            index = socket.if_nametoindex(addresses.data_tap(vm_slot.number))
+            self._netlink.change(netlink.link_group(index, addresses.account_group(vm_slot.account)))
 
         try:
             await self._thread.call(set_group)
         except (OSError, NetlinkError) as error:
-            raise HostError(f"cannot set up the network of slot {place.slot}: {error}") from error
+            raise HostError(f"cannot set up the network of slot {vm_slot.number}: {error}") from error
 
     async def forget_connections(self, slot: int) -> None:
         """Delete the tracked connections of a slot's address, before another VM gets it."""
@@ -145,8 +145,17 @@ class Network:
         with _explained(slot):
             await self._thread.call(lambda: delete_connections(address))
 
-    async def end_connections(self, slot: int) -> None:
+    async def end_connections(self, vm_slot: VmSlot) -> None:
         """End all connections of a VM that is being deleted, also those that the host tracks."""
+        try:
+            await self._end_connections(vm_slot.number)
+            if vm_slot.nic is not None:
+                await self.vpcs.forget(vm_slot)
+        except HostError as error:
+            # They time out; the next VM with this address does not start before they are deleted.
+            log.warning("cannot delete connections", vm=vm_slot.machine, error=str(error))
+
+    async def _end_connections(self, slot: int) -> None:
         address = addresses.machine_address(slot)
 
         def end() -> list[NFCTAttrTuple]:
@@ -166,7 +175,10 @@ class Network:
             try:
                 await self._thread.call(partial(destroy_orphans, self.vpcs.slots()))
             except OSError as error:
-                log.warning("closed connections to VMs that are gone end by themselves", error=str(error))
+                log.warning(
+                    "sock_diag is unavailable: sockets to deleted VMs stay until they time out",
+                    error=str(error),
+                )
                 return
 
     async def serve_dns(self, served: bool) -> None:

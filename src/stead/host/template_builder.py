@@ -18,7 +18,7 @@ from stead.guest.execution import ExecRequest, collect
 from stead.guest.identity import prepare
 from stead.host import disks, templates
 from stead.host.image import DISK_GIB
-from stead.host.interface import Place, Progress, Report
+from stead.host.interface import Progress, Report, VmSlot
 from stead.host.qemu import KernelBoot, Memory
 from stead.host.templates import LocalTemplate, TemplateInputs
 from stead.host.vm import QemuVm
@@ -69,12 +69,12 @@ async def _build(host: "LocalHost", inputs: TemplateInputs, progress: Report) ->
     global _next_slot
     _next_slot = (_next_slot + 1) % _SLOTS
     template_id = f"{inputs.key}-{secrets.token_hex(4)}"
-    place = Place(f"{TEMPLATE_PREFIX}{template_id}", addresses.MAX_SLOTS - 1 - _next_slot)
+    vm_slot = VmSlot(f"{TEMPLATE_PREFIX}{template_id}", addresses.MAX_SLOTS - 1 - _next_slot)
     building = host.templates_folder / f".building-{template_id}"
     building.mkdir(mode=0o711)
     template = LocalTemplate(template_id, building, inputs.size, inputs.image)
     try:
-        await _freeze(host, place, template, inputs.commands, progress)
+        await _freeze(host, vm_slot, template, inputs.commands, progress)
         facts = {
             "image": inputs.image.key,
             "image_build": templates.image_build(inputs.image),
@@ -89,15 +89,15 @@ async def _build(host: "LocalHost", inputs: TemplateInputs, progress: Report) ->
         progress(_step("ready", "", 1.0))
         return LocalTemplate(template_id, final, inputs.size, inputs.image)
     finally:
-        await asyncio.shield(host.discard(place.machine))
+        await asyncio.shield(host.discard(vm_slot.machine))
         await in_thread(shutil.rmtree, building, ignore_errors=True)
 
 
 async def _freeze(
-    host: "LocalHost", place: Place, template: LocalTemplate, commands: Sequence[str], progress: Report
+    host: "LocalHost", vm_slot: VmSlot, template: LocalTemplate, commands: Sequence[str], progress: Report
 ) -> None:
-    files = host.files(place.machine)
-    uid = host.uid(place.slot)
+    files = host.disks.files(vm_slot.machine)
+    uid = host.settings.uid(vm_slot.number)
     files.folder.mkdir(parents=True, mode=0o700)
     os.chown(files.folder, uid, uid)
     await disks.make_layer(template.disk, template.image.disk, template.size.disk_gib)
@@ -109,12 +109,12 @@ async def _freeze(
         Memory("template", str(template.memory)),
         KernelBoot(template.image.kernel, template.image.initrd, template.generation),
     )
-    process = await host.launch(place, template.size, memory, layers, boot, await host.platform())
-    vm = await host.connect(place.machine, process)
+    process = await host.launch(vm_slot, template.size, memory, layers, boot, await host.platform())
+    vm = await host.connect(vm_slot.machine, process)
     try:
         if template.size.disk_gib > DISK_GIB:
             commands = ["resize2fs /dev/vda", *commands]
-        await _warm_up(host, place, vm, commands, progress)
+        await _warm_up(host, vm_slot, vm, commands, progress)
         progress(_step("saving memory and disk", "", 0.95))
         await asyncio.sleep(_SETTLING)
         await vm.pause()
@@ -128,9 +128,9 @@ async def _freeze(
 
 
 async def _warm_up(
-    host: "LocalHost", place: Place, vm: QemuVm, commands: Sequence[str], progress: Report
+    host: "LocalHost", vm_slot: VmSlot, vm: QemuVm, commands: Sequence[str], progress: Report
 ) -> None:
-    agent = host.agent(place)
+    agent = host.agent(vm_slot)
     ended = asyncio.create_task(_abort_with(vm, agent.abort))
     try:
         await agent.call("GET", "/v1/health", timeout=BOOT_TIMEOUT, connect_timeout=BOOT_TIMEOUT)

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from stead.host.namespaces import NamespaceThread
 from stead.host.network import Taps
 from stead.host.qemu import Command, Saved, node_name
 from stead.logs import get_logger
-from stead.processes import ProcessId, WatchedProcess, command_lines
+from stead.processes import ProcessId, WatchedProcess, command_lines, spawn
 from stead.settings import Settings
 
 QMP_TIMEOUT = scaled(20.0)
@@ -103,21 +102,13 @@ class Spawner:
         ):
             listener.bind(str(files.qmp))
             listener.listen(1)
-            child = subprocess.Popen(
+            identity = spawn(
                 [*_LIMITS, *arguments(listener.fileno())],
-                pass_fds=(listener.fileno(), *descriptors),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd="/",
-                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-                start_new_session=True,
+                environment={},
+                descriptors=(listener.fileno(), *descriptors),
+                errors=log,
             )
-        # Ended processes are collected through their pidfd, not by subprocess.
-        child.returncode = 0
-        identity = ProcessId.of(child.pid)
         if identity is None:
-            os.waitpid(child.pid, 0)
             raise StartFailed(f"QEMU exited at once: {last_words(files)}")
         return identity
 

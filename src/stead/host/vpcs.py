@@ -1,8 +1,8 @@
 """Private networks on this host: a network namespace for each VPC, linked to the namespace of all taps.
 
 A VM in a VPC has its data tap in the VPC's namespace, where it is routed as all taps are. Its slot's address
-stays its address outside of the VPC, translated one to one on the link, so that all else that reaches a VM or
-that a VM reaches is as without a VPC. Packets to a VM that does not run go to a tun device that the
+stays its address outside of the VPC, translated one to one on the link: the host, the edge and the internet
+work as for a VM without a VPC. Packets to a VM that does not run go to a tun device that the
 server reads: it wakes the VM, and sends them on when the VM's tap is there.
 """
 
@@ -25,7 +25,7 @@ from stead.errors import HostError
 from stead.host import firewall, netlink
 from stead.host.commands import run
 from stead.host.connections import delete_connections
-from stead.host.interface import Nic, Place, PrivateNetwork, WireGuardTunnel
+from stead.host.interface import Nic, PrivateNetwork, VmSlot, WireGuardTunnel
 from stead.host.namespaces import NamespaceThread, is_namespace, namespace_of
 from stead.host.netlink import Netlink
 from stead.host.routing import sysctl
@@ -116,7 +116,7 @@ class Vpcs:
         self._netlink = link
         self._tracked = tracked
         self._known: dict[str, PrivateNetwork] = {}
-        self._members: dict[str, dict[IPv4Address, Place]] = {}
+        self._members: dict[str, dict[IPv4Address, VmSlot]] = {}
         self._open: dict[str, _OpenVpc] = {}
         self._locks = KeyedLock()
         self._wanted: Wanted = lambda machine: None
@@ -125,7 +125,7 @@ class Vpcs:
     # VPCs
 
     async def open(
-        self, networks: Collection[PrivateNetwork], members: Collection[Place], wanted: Wanted
+        self, networks: Collection[PrivateNetwork], members: Collection[VmSlot], wanted: Wanted
     ) -> None:
         """Make the namespaces those of `networks`. Those without VMs are made when they get one."""
         self._wanted = wanted
@@ -141,10 +141,10 @@ class Vpcs:
         for network in networks:
             self._known[network.id] = network
             self._members[network.id] = {}
-        for place in members:
-            nic = _nic(place)
+        for vm_slot in members:
+            nic = _nic(vm_slot)
             if nic.vpc in self._members:
-                self._members[nic.vpc][nic.address] = place
+                self._members[nic.vpc][nic.address] = vm_slot
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def set_up(vpc: str) -> None:
@@ -191,47 +191,47 @@ class Vpcs:
 
     # VMs
 
-    async def attach(self, place: Place) -> int:
+    async def attach(self, vm_slot: VmSlot) -> int:
         """Create the data tap of a VM in its VPC; returns its descriptor."""
-        nic = _nic(place)
+        nic = _nic(vm_slot)
         opened = await self._opened(nic.vpc)
 
-        with _explained(place):
-            tap = await opened.thread.call(lambda: _open_tap(opened, place))
+        with _explained(vm_slot):
+            tap = await opened.thread.call(lambda: _open_tap(opened, vm_slot))
             try:
-                await self._admit(opened, place, nic)
+                await self._admit(opened, vm_slot, nic)
             except BaseException:
                 os.close(tap)
                 raise
         return tap
 
-    async def move(self, place: Place) -> None:
+    async def move(self, vm_slot: VmSlot) -> None:
         """Move the data tap of a VM from the namespace of all taps into its VPC."""
-        nic = _nic(place)
+        nic = _nic(vm_slot)
         opened = await self._opened(nic.vpc)
 
         def move() -> None:
             namespace = os.open(namespace_of(_namespace(self._settings, opened.network.number)), os.O_RDONLY)
             try:
-                index = socket.if_nametoindex(addresses.data_tap(place.slot))
+                index = socket.if_nametoindex(addresses.data_tap(vm_slot.number))
                 self._netlink.change(netlink.link_to_namespace(index, namespace))
             finally:
                 os.close(namespace)
 
-        with _explained(place):
+        with _explained(vm_slot):
             await self._taps.call(move)
-            await self._admit(opened, place, nic)
+            await self._admit(opened, vm_slot, nic)
 
-    async def forget(self, place: Place) -> None:
+    async def forget(self, vm_slot: VmSlot) -> None:
         """Remove what the VPC has of a VM that is deleted, but for its tap, which ends with its process."""
-        nic = _nic(place)
-        if self._members.get(nic.vpc, {}).get(nic.address) == place:
+        nic = _nic(vm_slot)
+        if self._members.get(nic.vpc, {}).get(nic.address) == vm_slot:
             del self._members[nic.vpc][nic.address]
         opened = self._open.get(nic.vpc)
         if opened is None:
             return
         opened.held.pop(nic.address, None)
-        outer = addresses.machine_address(place.slot)
+        outer = addresses.machine_address(vm_slot.number)
 
         def remove() -> None:
             opened.replace_members([], removed=[(nic.address, outer)])
@@ -240,13 +240,13 @@ class Vpcs:
             opened.netlink.change(gone, missing_allowed=True)
             delete_connections(nic.address)
 
-        with _explained(place):
+        with _explained(vm_slot):
             await opened.thread.call(remove)
             await self._taps.call(lambda: self._unroute(opened.network, outer))
 
     def slots(self) -> set[int]:
         """The slots of all VMs in VPCs."""
-        return {place.slot for found in self._members.values() for place in found.values()}
+        return {vm_slot.number for found in self._members.values() for vm_slot in found.values()}
 
     async def traffic(self) -> dict[int, int]:
         """Bytes of each slot in a VPC, as `Network.traffic`."""
@@ -258,9 +258,9 @@ class Vpcs:
                     counted[slot] = counted.get(slot, 0) + count
         return counted
 
-    async def _admit(self, opened: _OpenVpc, place: Place, nic: Nic) -> None:
-        """Bring a VM's tap up. Let its address outside of the VPC lead to it, and back."""
-        outer = addresses.machine_address(place.slot)
+    async def _admit(self, opened: _OpenVpc, vm_slot: VmSlot, nic: Nic) -> None:
+        """Bring a VM's tap up, and translate between its address in the VPC and that outside."""
+        outer = addresses.machine_address(vm_slot.number)
 
         def admit() -> bool:
             new = opened.loaded.get(nic.address) != outer
@@ -269,12 +269,12 @@ class Vpcs:
                 delete_connections(nic.address)
                 opened.replace_members([(nic.address, outer)])
                 _route_to_wake(opened.netlink, [nic.address])
-            set_up_data_tap(opened.netlink, place.slot, nic.address, place.account)
+            set_up_data_tap(opened.netlink, vm_slot.number, nic.address, vm_slot.account)
             return new
 
         if await opened.thread.call(admit):
             await self._taps.call(lambda: self._route(opened.network, outer))
-        self._members[opened.network.id][nic.address] = place
+        self._members[opened.network.id][nic.address] = vm_slot
         oldest = asyncio.get_running_loop().time() - _HELD_FOR
         for came, packet in opened.held.pop(nic.address, ()):
             if came >= oldest:
@@ -308,8 +308,8 @@ class Vpcs:
             await self._ensure_link(network, thread)
             link = await thread.call(Netlink)
             pairs = {
-                inner: addresses.machine_address(place.slot)
-                for inner, place in self._members[network.id].items()
+                inner: addresses.machine_address(vm_slot.number)
+                for inner, vm_slot in self._members[network.id].items()
             }
             wake = await thread.call(lambda: _set_up_routes(link, network, pairs))
             frames = await thread.call(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
@@ -397,11 +397,11 @@ route replace default via {addresses.GATEWAY} dev {inner} onlink
         if len(packet) < 20 or packet[0] >> 4 != 4:
             return
         target = IPv4Address(packet[16:20])
-        place = self._members.get(opened.network.id, {}).get(target)
-        if place is None:
+        vm_slot = self._members.get(opened.network.id, {}).get(target)
+        if vm_slot is None:
             return
         self._hold(opened, target, packet)
-        self._wanted(place.machine)
+        self._wanted(vm_slot.machine)
 
     def _hold(self, opened: _OpenVpc, target: IPv4Address, packet: bytes) -> None:
         now = asyncio.get_running_loop().time()
@@ -415,18 +415,18 @@ route replace default via {addresses.GATEWAY} dev {inner} onlink
         opened.held[target] = held
 
 
-def _open_tap(opened: _OpenVpc, place: Place) -> int:
+def _open_tap(opened: _OpenVpc, vm_slot: VmSlot) -> int:
     """Create a VM's data tap. QEMU spoils the first frame that it finds there, so that is not a packet.
 
     QEMU reads one frame before the guest runs. It knows the length of the frame's virtio header only when the
     guest's device state is loaded, and until then passes the frame on without that header.
     """
-    name = addresses.data_tap(place.slot)
+    name = addresses.data_tap(vm_slot.number)
     tap = open_tap(name)
     try:
         index = socket.if_nametoindex(name)
         opened.netlink.change(
-            netlink.link_up(index, addresses.TAP_MAC, addresses.account_group(place.account))
+            netlink.link_up(index, addresses.TAP_MAC, addresses.account_group(vm_slot.account))
         )
         opened.frames.sendto(_FILLER, (name, 0))
     except BaseException:
@@ -435,18 +435,18 @@ def _open_tap(opened: _OpenVpc, place: Place) -> int:
     return tap
 
 
-def _nic(place: Place) -> Nic:
-    if place.nic is None:
-        raise ValueError(f"VM {place.machine} is in no VPC")
-    return place.nic
+def _nic(vm_slot: VmSlot) -> Nic:
+    if vm_slot.nic is None:
+        raise ValueError(f"VM {vm_slot.machine} is in no VPC")
+    return vm_slot.nic
 
 
 @contextlib.contextmanager
-def _explained(place: Place) -> Iterator[None]:
+def _explained(vm_slot: VmSlot) -> Iterator[None]:
     try:
         yield
     except (OSError, NetlinkError) as error:
-        raise HostError(f"cannot set up the VPC of VM {place.machine}: {error}") from error
+        raise HostError(f"cannot set up the VPC of VM {vm_slot.machine}: {error}") from error
 
 
 def _interfaces() -> set[str]:

@@ -7,8 +7,6 @@ restarted when it dies.
 
 import asyncio
 import contextlib
-import os
-from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +17,14 @@ from stead.errors import HostError
 from stead.host.commands import run
 from stead.host.interface import WireGuardTunnel
 from stead.host.namespaces import namespace_of
-from stead.logs import get_logger
 from stead.settings import Settings
-from stead.tasks import KeyedLock, TaskSet, finished
-
-log = get_logger("stead.wireguard")
+from stead.supervision import Backoff, ProcessCommand, SupervisedProcess
+from stead.tasks import KeyedLock, finished
 
 _MTU = 1420
 _START_TIMEOUT = scaled(10.0)
 _POLL = 0.02
-_RESTART = 0.2, 5.0
-"""The shortest and the longest delay before a restart, in seconds; it doubles with each."""
-_HEALTHY = 10.0
-"""Seconds after which a start counts as a success."""
+_RESTART = Backoff(shortest=0.2, longest=5.0, healthy=10.0)
 _SOCKETS = Path("/var/run/wireguard")
 _UDP_SOCKETS = Path("/proc/net/udp"), Path("/proc/net/udp6")
 
@@ -39,11 +32,12 @@ _UDP_SOCKETS = Path("/proc/net/udp"), Path("/proc/net/udp6")
 @dataclass(eq=False)
 class _Device:
     tunnel: WireGuardTunnel
-    process: Process | None
+    process: SupervisedProcess | None = None
     """wireguard-go; None for a device of the kernel."""
-    since: float
-    delay: float
-    """Seconds before a restart, when it dies at once."""
+
+    @property
+    def number(self) -> int:
+        return self.tunnel.network.number
 
 
 class WireGuard:
@@ -54,7 +48,6 @@ class WireGuard:
         self._namespace = namespace
         self._devices: dict[int, _Device] = {}
         self._locks = KeyedLock()
-        self._tasks = TaskSet()
 
     async def set(self, tunnel: WireGuardTunnel) -> None:
         """Make a VPC's tunnel have exactly these peers; without any, it has none."""
@@ -67,7 +60,7 @@ class WireGuard:
         device = self._devices.get(number)
         if not tunnel.peers:
             await self._remove(number)
-        elif device is None or (device.process is not None and device.process.returncode is not None):
+        elif device is None or (device.process is not None and not device.process.serving):
             await self._remove(number)
             await self._create(tunnel)
         else:
@@ -80,7 +73,6 @@ class WireGuard:
             await finished(self._remove(number))
 
     async def close(self) -> None:
-        await self._tasks.close()
         for number in list(self._devices):
             with contextlib.suppress(HostError):
                 await self._remove(number)
@@ -88,81 +80,61 @@ class WireGuard:
     def _name(self, number: int) -> str:
         return addresses.wireguard_link(self._settings.instance, number)
 
-    async def _create(self, tunnel: WireGuardTunnel, delay: float = _RESTART[0]) -> None:
-        number = tunnel.network.number
-        name, namespace = self._name(number), self._namespace(number)
-        if _is_bound(tunnel.port):
-            raise HostError(
-                f"UDP port {tunnel.port}, for tunnels into VPC {tunnel.network.id}, is in use by another"
-                " program: stop it, or set STEAD_WIREGUARD_PORT"
-            )
-        process = None
+    async def _create(self, tunnel: WireGuardTunnel) -> None:
+        device = _Device(tunnel)
+        _refuse_bound_port(tunnel)
         try:
-            await run("ip", "link", "add", name, "type", "wireguard")
+            await run("ip", "link", "add", self._name(device.number), "type", "wireguard")
         except HostError:
-            process = await self._start_program(name)
-        try:
-            await run("ip", "link", "set", name, "netns", namespace)
-            commands = f"""
+            await self._start_program(device)
+        else:
+            try:
+                await self._set_up(device)
+            except BaseException:
+                await self._delete(device.number)
+                raise
+        self._devices[device.number] = device
+
+    async def _start_program(self, device: _Device) -> None:
+        """Let wireguard-go make the device, also again when it ends."""
+        name = self._name(device.number)
+        socket = _SOCKETS / f"{name}.sock"
+        command = ProcessCommand(
+            [
+                *("setpriv", "--bounding-set=-all,+net_admin", "--no-new-privs", "--pdeathsig=KILL", "--"),
+                *("wireguard-go", "-f", name),
+            ],
+            environment={"LOG_LEVEL": "error", "WG_PROCESS_FOREGROUND": "1"},
+        )
+
+        async def ready() -> None:
+            await _until(socket.exists)
+            _refuse_bound_port(device.tunnel)
+            await self._set_up(device)
+            # It notices only after a while that its device is up.
+            await _until(lambda: _is_bound(device.tunnel.port))
+
+        device.process = SupervisedProcess(
+            f"wireguard-go of VPC {device.tunnel.network.id}",
+            lambda: command,
+            ready,
+            _RESTART,
+            start_timeout=_START_TIMEOUT,
+            clean_up=lambda: self._delete(device.number),
+        )
+        socket.unlink(missing_ok=True)
+        await device.process.start()
+
+    async def _set_up(self, device: _Device) -> None:
+        """Move a new device into its VPC, give it its address and configure it."""
+        name, namespace = self._name(device.number), self._namespace(device.number)
+        await run("ip", "link", "set", name, "netns", namespace)
+        commands = f"""
 addr replace {addresses.TUNNEL_SERVER}/{addresses.TUNNELS.prefixlen} dev {name}
 link set {name} mtu {_MTU} up
 """
-            await run("ip", "-n", namespace, "-batch", "-", stdin=commands.encode())
-            await self._configure(tunnel)
-            if process is not None:
-                await self._wait_until_bound(tunnel, process)
-        except BaseException:
-            await self._end(process)
-            await self._delete(number)
-            raise
-        device = _Device(tunnel, process, asyncio.get_running_loop().time(), delay)
-        self._devices[number] = device
-        if process is not None:
-            self._tasks.start(self._watch(device), f"watch WireGuard of VPC {tunnel.network.id}")
-
-    async def _start_program(self, name: str) -> Process:
-        """Start wireguard-go and wait until it is ready for its configuration."""
-        (_SOCKETS / f"{name}.sock").unlink(missing_ok=True)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *("setpriv", "--bounding-set=-all,+net_admin", "--no-new-privs", "--pdeathsig=KILL", "--"),
-                *("wireguard-go", "-f", name),
-                stdin=DEVNULL,
-                stdout=DEVNULL,
-                stderr=DEVNULL,
-                env={
-                    "PATH": os.environ.get("PATH", os.defpath),
-                    "LOG_LEVEL": "error",
-                    "WG_PROCESS_FOREGROUND": "1",
-                },
-                cwd="/",
-                start_new_session=True,
-            )
-        except FileNotFoundError as error:
-            raise HostError(f"{error.filename} is not installed on this host") from error
-        try:
-            async with asyncio.timeout(_START_TIMEOUT):
-                while not (_SOCKETS / f"{name}.sock").exists():
-                    if process.returncode is not None:
-                        raise HostError(
-                            f"wireguard-go does not start (status {process.returncode}):"
-                            " are wireguard-go and wireguard-tools installed?"
-                        )
-                    await asyncio.sleep(_POLL)
-        except BaseException as error:
-            await self._end(process)
-            if isinstance(error, TimeoutError):
-                raise HostError(f"wireguard-go did not start in {_START_TIMEOUT:g} s") from error
-            raise
-        return process
-
-    async def _wait_until_bound(self, tunnel: WireGuardTunnel, process: Process) -> None:
-        """wireguard-go notices only after a while that its device is up."""
-        deadline = asyncio.get_running_loop().time() + _START_TIMEOUT
-        while not _is_bound(tunnel.port):
-            if process.returncode is not None or asyncio.get_running_loop().time() > deadline:
-                raise HostError(f"wireguard-go does not listen on UDP port {tunnel.port}")
-            await asyncio.sleep(_POLL)
+        await run("ip", "-n", namespace, "-batch", "-", stdin=commands.encode())
+        await self._configure(device.tunnel)
 
     async def _configure(self, tunnel: WireGuardTunnel) -> None:
         number = tunnel.network.number
@@ -179,48 +151,37 @@ link set {name} mtu {_MTU} up
 
     async def _remove(self, number: int) -> None:
         device = self._devices.pop(number, None)
-        if device is not None:
-            await self._end(device.process)
-        await self._delete(number)
+        if device is not None and device.process is not None:
+            await device.process.close()
+        else:
+            await self._delete(number)
 
     async def _delete(self, number: int) -> None:
         """Delete a device of the kernel, also one that is not in the VPC yet, and wireguard-go's socket."""
         name = self._name(number)
         (_SOCKETS / f"{name}.sock").unlink(missing_ok=True)
-        for place in ([], ["-n", self._namespace(number)]):
+        for namespace in ([], ["-n", self._namespace(number)]):
             with contextlib.suppress(HostError):
-                await run("ip", *place, "link", "delete", name)
+                await run("ip", *namespace, "link", "delete", name)
 
-    async def _end(self, process: Process | None) -> None:
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
 
-    async def _watch(self, device: _Device) -> None:
-        """Start wireguard-go again when it dies."""
-        shortest, longest = _RESTART
-        number = device.tunnel.network.number
-        if device.process is None:
+async def _until(condition: Callable[[], bool]) -> None:
+    while True:
+        if condition():
             return
-        status = await device.process.wait()
-        healthy = asyncio.get_running_loop().time() - device.since > _HEALTHY
-        delay = shortest if healthy else device.delay
-        while self._devices.get(number) is device:
-            log.warning("wireguard-go ended, restarting", vpc=device.tunnel.network.id, status=status)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, longest)
-            try:
-                async with self._locks.hold(str(number)):
-                    if self._devices.get(number) is device:
-                        await finished(self._create(device.tunnel, delay))
-                        return
-            except HostError as error:
-                log.error("cannot restart wireguard-go", vpc=device.tunnel.network.id, error=str(error))
+        await asyncio.sleep(_POLL)
+
+
+def _refuse_bound_port(tunnel: WireGuardTunnel) -> None:
+    if _is_bound(tunnel.port):
+        raise HostError(
+            f"UDP port {tunnel.port}, for tunnels into VPC {tunnel.network.id}, is in use by another"
+            " program: stop it, or set STEAD_WIREGUARD_PORT"
+        )
 
 
 def _is_bound(port: int) -> bool:
-    """Whether a UDP socket of the host has this port. Read: a probe that binds it could be in the way."""
+    """Whether a UDP socket of the host has this port. From /proc: binding it as a probe could conflict."""
     for path in _UDP_SOCKETS:
         with contextlib.suppress(FileNotFoundError):
             for line in path.read_text().splitlines()[1:]:

@@ -56,7 +56,7 @@ class BringUp:
     async def make_disk(self, record: Record) -> Record:
         """Make the folder and the top disk layer of a new VM."""
         record = await self.step(record, "disk")
-        await self.engine.host.make_folder(record.place)
+        await self.engine.host.disks.make_folder(record.vm_slot)
         await self.engine.disks.make_top(record, coming_up(record).top)
         return record
 
@@ -64,7 +64,7 @@ class BringUp:
         """Restore a new VM from its template."""
         record = await self.step(await self.make_disk(record), "process")
         async with self.engine.disks.opened(record, coming_up(record).top, template) as disk:
-            process = await self.engine.host.restore(record.place, disk)
+            process = await self.engine.host.restore(record.vm_slot, disk)
             record, live = await self._hold(record, process, "restore", template.id)
         await live.while_alive(live.vm.running())
         return record, live
@@ -76,7 +76,7 @@ class BringUp:
         record = await self.step(record, "process")
         async with (
             self.engine.disks.opened(record, coming_up(record).top, template) as disk,
-            self.engine.host.restore_state(record.place, state, disk) as restore,
+            self.engine.host.restore_state(record.vm_slot, state, disk) as restore,
         ):
             record, live = await self._hold(record, restore.process, "restore", state.base)
             await live.while_alive(restore.load(live.vm))
@@ -99,7 +99,7 @@ class BringUp:
         for attempt, timeout in enumerate(BOOT_TIMEOUTS, 1):
             record = await self.step(record, "process")
             async with self.engine.disks.opened(record, coming_up(record).top, template) as disk:
-                process = await self.engine.host.boot(record.place, record.size, disk)
+                process = await self.engine.host.boot(record.vm_slot, record.size, disk)
                 record, live = await self._hold(record, process, "boot", None)
             try:
                 await live.agent.call("GET", "/v1/health", timeout=timeout, connect_timeout=timeout)

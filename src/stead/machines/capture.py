@@ -44,7 +44,7 @@ class CaptureOperation:
         state = Running(before.top, before.run, to, before.reason)
         record = await self.engine.journal.transition(record, state)
         try:
-            await self.engine.host.make_layer(record.place, to, record.size.disk_gib)
+            await self.engine.host.disks.make_layer(record.vm_slot, to, record.size.disk_gib)
             await live.vm.add_layer(to)
             capture = live.vm.capture(record.size, before.run.memory_base, layer=before.top, to=to)
             captured, pause = await or_undo(capture, _close)
@@ -78,7 +78,7 @@ class CaptureOperation:
             )
         with contextlib.suppress(HostError):
             await live.vm.drop_layer(state.next_top)
-        self.engine.host.remove_layer(record.id, state.next_top)
+        self.engine.host.disks.remove_layer(record.id, state.next_top)
         return await self.engine.journal.transition(record, Running(state.top, state.run, None, state.reason))
 
 

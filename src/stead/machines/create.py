@@ -76,7 +76,7 @@ class CreateOperation:
             async with self.engine.locks.hold(record.id), self._removed_on_failure(record):
                 async with self.engine.slots.hold(record.account):
                     # The guest confirms its address over its other NIC meanwhile.
-                    joining = asyncio.ensure_future(self.engine.host.join_network(record.place))
+                    joining = asyncio.ensure_future(self.engine.host.nics.join(record.vm_slot))
                     try:
                         await live.vm.resume()
                         await confer(live.agent, record.identity, timeout=CONFIRM_TIMEOUT)

@@ -26,7 +26,7 @@ class DeleteOperation:
             deleting = await self.engine.journal.transition(recorded, Deleting("end", recorded.run))
         await self.engine.processes.end(deleting, ended)
         deleting = await self.engine.journal.transition(deleting, Deleting("clean"))
-        await self.engine.host.forget_connections(record.place)
+        await self.engine.host.nics.end_connections(record.vm_slot)
         await self.engine.host.discard(record.id)
         kept = recorded.properties.recreate and not forget
         if kept:

@@ -27,7 +27,7 @@ class Disks:
             yield Disk(top, await self.layers.chain(record.layer), template)
 
     async def make_top(self, record: Record, top: str) -> None:
-        await self.host.make_layer(record.place, top, record.size.disk_gib)
+        await self.host.disks.make_layer(record.vm_slot, top, record.size.disk_gib)
 
     def template_of(self, record: Record) -> Template:
         template = self.host.templates.load(record.template)
@@ -51,7 +51,7 @@ class Disks:
         if not isinstance(state, Running | Stopping) or state.next_top is None:
             return record
         settled = replace(state, next_top=None)
-        if self.host.has_layer(record.id, state.next_top):
+        if self.host.disks.has_layer(record.id, state.next_top):
             return await self.freeze(record, replace(settled, top=state.next_top))
         return await self.journal.transition(record, settled)
 
@@ -59,7 +59,7 @@ class Disks:
         """The top layer of a VM whose start ended: one that was only being made is incomplete."""
         state = record.state
         if isinstance(state, Starting) and state.step == "disk":
-            self.host.remove_layer(record.id, state.top)
+            self.host.disks.remove_layer(record.id, state.top)
             return None
         return top_of(state)
 
@@ -71,7 +71,7 @@ class Disks:
         template = self.host.templates.load(record.template)
         reason = "disk layers are missing"
         top = top_of(record.state)
-        if template is not None and (top is None or self.host.has_layer(record.id, top)):
+        if template is not None and (top is None or self.host.disks.has_layer(record.id, top)):
             try:
                 await self.layers.chain(record.layer)
                 return template

@@ -64,7 +64,7 @@ class IdleWatch:
     async def find_idle(self) -> list[str]:
         """Read the traffic counters; returns the VMs whose idle timeout has passed."""
         now = asyncio.get_running_loop().time()
-        counters = await self._engine.host.traffic()
+        counters = await self._engine.host.nics.traffic()
         before, self._counters = self._counters, counters
         idle = []
         with_traffic = []

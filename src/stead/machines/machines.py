@@ -147,12 +147,12 @@ class Machines:
 
     async def _open_networks(self) -> None:
         networks = [private_network(row) for row in await self._vpcs.all()]
-        places = [
-            record_of(row).place
+        vm_slots = [
+            record_of(row).vm_slot
             for row in await self._store.list()
             if row.vpc is not None and row.state != State.DELETED
         ]
-        await self._engine.host.open_networks(networks, places, self._wake_for_network)
+        await self._engine.host.vpcs.open(networks, vm_slots, self._wake_for_network)
 
     def _wake_for_network(self, machine_id: str) -> None:
         """Wake a VM that another VM of its VPC sends packets to."""
@@ -414,7 +414,7 @@ class Machines:
 
     async def dial(self, machine_id: str, port: int) -> socket.socket:
         """A TCP connection to a port of a running VM, as a non-blocking socket; OSError if refused."""
-        return await self._engine.host.dial((await self._engine.journal.find(machine_id)).place, port)
+        return await self._engine.host.dial((await self._engine.journal.find(machine_id)).vm_slot, port)
 
     async def rename(self, machine_id: str, name: str | None) -> MachineInfo:
         """Change or remove a VM's name, in any state. Its hostname and id stay."""

@@ -140,7 +140,7 @@ class Processes:
 
     async def adopt(self, record: Record, process: ProcessId) -> RunningVm:
         """Connect to a running process and watch for its end."""
-        live = RunningVm(await self._host.connect(record.id, process), self._host.agent(record.place))
+        live = RunningVm(await self._host.connect(record.id, process), self._host.agent(record.vm_slot))
         self._lives[record.id] = live
         live.watcher = asyncio.create_task(self._watch(record.id, live))
         return live

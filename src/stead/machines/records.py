@@ -11,7 +11,7 @@ from typing import Any, Literal
 from stead import addresses
 from stead.errors import InvalidRequest
 from stead.guest.identity import GuestIdentity
-from stead.host.interface import Nic, Place
+from stead.host.interface import Nic, VmSlot
 from stead.machines import persistence, states
 from stead.machines.persistence import PERSISTENT, Persistence
 from stead.machines.states import MachineState
@@ -99,8 +99,8 @@ class Record:
     """When it last started or ended, in nanoseconds: the least recently used is evicted first."""
 
     @property
-    def place(self) -> Place:
-        return Place(self.id, self.slot, self.properties.nic, self.account)
+    def vm_slot(self) -> VmSlot:
+        return VmSlot(self.id, self.slot, self.properties.nic, self.account)
 
     @property
     def account(self) -> str | None:

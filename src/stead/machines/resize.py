@@ -56,7 +56,7 @@ class ResizeOperation:
         top = record.state.top if isinstance(record.state, Stopped) else None
         if top is not None and size.disk_gib > record.size.disk_gib:
             # A crash after this leaves a disk larger than its row says, which is harmless.
-            await self.engine.host.grow_layer(record.id, top, size.disk_gib)
+            await self.engine.host.disks.grow_layer(record.id, top, size.disk_gib)
         return await self.engine.journal.set_size(record, size)
 
 

@@ -306,7 +306,7 @@ class Snapshots:
             with self._engine.layers.building(checkpoint):
                 async with self._engine.layers.reading():
                     (layer, *_) = await self._engine.layers.chain(record.layer)
-                    await self._engine.host.sync_frozen(layer)
+                    await self._engine.host.layers.sync(layer)
                     await self._engine.host.checkpoints.save(state, checkpoint)
                 await self._complete(captured.snapshot, layer=record.layer, checkpoint=checkpoint)
         finally:

@@ -67,7 +67,7 @@ class SuspendOperation:
                 state = running(record, Operation.SUSPEND)
                 saving = await self.engine.journal.transition(record, Suspending(state.top, state.run))
                 await finished(live.vm.save_and_pause(record.size, state.run.memory_base, checkpoint))
-                await self.engine.host.sync_layer(record.id, state.top)
+                await self.engine.host.disks.sync_layer(record.id, state.top)
                 # Point of no return: from here on the saved memory is the VM, not its process.
                 live.ending = True
                 self.engine.processes.suspended(record.id, checkpoint, live)

@@ -69,7 +69,7 @@ class WakeOperation:
         self.engine.host.tidy(record.id)
         if not isinstance(recorded.state, Waking):
             return recorded
-        self.engine.host.remove_layer(record.id, recorded.state.top)
+        self.engine.host.disks.remove_layer(record.id, recorded.state.top)
         suspended = Suspended(recorded.state.checkpoint, recorded.state.reason)
         return await self.engine.journal.transition(recorded, suspended)
 

@@ -6,10 +6,9 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
-from typing import Protocol
 
 from stead.errors import AddressTaken, CapacityExceeded
-from stead.host.interface import PrivateNetwork
+from stead.host.interface import PrivateNetwork, PrivateNetworkHost
 from stead.limits import LimitExceeded, LimitName
 from stead.names import check_name
 from stead.networks.errors import VpcFull, VpcInUse, VpcNotFound
@@ -47,13 +46,6 @@ class Member:
     """Names of the address inside the VPC; none of a deleted VM, which `recreate` keeps the address for."""
 
 
-class NetworkHost(Protocol):
-    """What VPCs need of a host."""
-
-    async def add_network(self, network: PrivateNetwork) -> None: ...
-    async def remove_network(self, network: PrivateNetwork) -> None: ...
-
-
 class Networks:
     """All VPCs of one installation. Accounts see only their own."""
 
@@ -62,7 +54,7 @@ class Networks:
         store: VpcStore,
         machines: MachineStore,
         opened: Sequence[IPv4Network],
-        host: NetworkHost | None = None,
+        host: PrivateNetworkHost | None = None,
     ) -> None:
         self._store = store
         self._machines = machines
@@ -85,7 +77,7 @@ class Networks:
             raise CapacityExceeded(f"this installation has {len(NUMBERS)} VPCs, which is the limit")
         if self._host is not None:
             try:
-                await self._host.add_network(private_network(row))
+                await self._host.add(private_network(row))
             except BaseException:
                 await finished(self._remove(row))
                 raise
@@ -129,7 +121,7 @@ class Networks:
         if not await self._store.remove(row.id):
             return False
         if self._host is not None:
-            await self._host.remove_network(private_network(row))
+            await self._host.remove(private_network(row))
         return True
 
     async def list(self, account: str) -> list[Vpc]:

@@ -10,13 +10,13 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any, Protocol
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from stead.addresses import TUNNEL_SERVER, TUNNELS, wireguard_link
 from stead.errors import InvalidRequest, SteadError
-from stead.host.interface import Peer, WireGuardTunnel
+from stead.host.interface import Peer, PrivateNetworkHost, WireGuardTunnel
 from stead.limits import LimitExceeded, LimitName
 from stead.logs import get_logger
 from stead.networks.errors import PeerNotFound, SessionNotFound, VpcNotFound
@@ -37,10 +37,6 @@ _MTU = 1420
 _ALPHABET = string.ascii_lowercase + string.digits
 
 log = get_logger("stead.networks")
-
-
-class TunnelHost(Protocol):
-    async def set_tunnel(self, tunnel: WireGuardTunnel) -> None: ...
 
 
 _LOOPBACK_NOTE = "# This endpoint works on the host of Stead only: see STEAD_WIREGUARD_HOST.\n"
@@ -122,7 +118,7 @@ class KnownClient:
 class Tunnels:
     """WireGuard sessions of all VPCs of an installation."""
 
-    def __init__(self, database: Database, settings: Settings, host: TunnelHost) -> None:
+    def __init__(self, database: Database, settings: Settings, host: PrivateNetworkHost) -> None:
         self._vpcs = VpcStore(database)
         self._sessions = SessionStore(database)
         self._settings = settings

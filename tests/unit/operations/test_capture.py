@@ -31,7 +31,7 @@ async def test_forks_have_the_memory_and_disk_of_their_parent_and_then_their_own
     await audit(server)
 
 
-@pytest.mark.parametrize("call", ["restore_state", "connect", "make_folder", "load"])
+@pytest.mark.parametrize("call", ["restore_state", "connect", "disks.make_folder", "load"])
 async def test_a_fork_makes_all_children_or_none(server: FakeServer, call: str) -> None:
     parent = await used(server)
     server.host.fail(call, HostError("no"), skip=1)
@@ -51,7 +51,7 @@ async def test_a_fork_wakes_its_parent(server: FakeServer) -> None:
         await parent.fork(0)
 
 
-@pytest.mark.parametrize("call", ["make_layer", "vm.add_layer", "vm.capture", "vm.switch", "vm.resume"])
+@pytest.mark.parametrize("call", ["disks.make_layer", "vm.add_layer", "vm.capture", "vm.switch", "vm.resume"])
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_capture_that_fails_leaves_the_vm_running_on_the_layer_it_writes(
     server: FakeServer, call: str, when: Any
@@ -93,7 +93,7 @@ async def test_a_snapshot_holds_what_the_vm_had_then(server: FakeServer, state: 
     assert not server.world.files and not server.world.saved
 
 
-@pytest.mark.parametrize("call", ["sync_frozen", "checkpoints.save"])
+@pytest.mark.parametrize("call", ["layers.sync", "checkpoints.save"])
 async def test_a_snapshot_that_fails_leaves_nothing(server: FakeServer, call: str) -> None:
     machine = await used(server)
     server.host.fail(call, HostError("no"))
@@ -143,7 +143,7 @@ async def test_an_operation_after_a_capture_that_could_not_tell_the_written_laye
 
 
 @pytest.mark.parametrize("crash", [False, True])
-@pytest.mark.parametrize("call", ["make_layer", "vm.add_layer", "vm.capture", "vm.switch", "vm.resume"])
+@pytest.mark.parametrize("call", ["disks.make_layer", "vm.add_layer", "vm.capture", "vm.switch", "vm.resume"])
 async def test_a_vm_that_ends_during_a_capture_keeps_its_disk(
     server: FakeServer, call: str, crash: bool
 ) -> None:
@@ -173,7 +173,7 @@ async def test_a_boot_that_cannot_make_a_layer_leaves_the_disk_as_it_was(server:
     await machine.stop()
     await machine.snapshot()
     for when in ("before", "after"):
-        server.host.fail("make_layer", HostError("no"), when="before" if when == "before" else "after")
+        server.host.fail("disks.make_layer", HostError("no"), when="before" if when == "before" else "after")
         with pytest.raises(StartFailed, match="no"):
             await machine.start()
         assert (await machine.info()).state is State.STOPPED

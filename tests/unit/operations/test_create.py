@@ -28,7 +28,7 @@ async def test_create_confers_an_identity_and_runs(server: FakeServer) -> None:
     await audit(server)
 
 
-CREATE_CALLS = ["make_folder", "make_layer", "restore", "connect", "vm.running", "check_capacity"]
+CREATE_CALLS = ["disks.make_folder", "disks.make_layer", "restore", "connect", "vm.running", "check_capacity"]
 
 
 @pytest.mark.parametrize("call", CREATE_CALLS)
@@ -300,7 +300,7 @@ async def test_a_vm_without_its_disk_is_lost_and_can_only_be_deleted(
 async def test_a_vm_is_not_lost_because_the_host_cannot_tell(server: FakeServer) -> None:
     machine = await used(server)
     await machine.stop()
-    server.host.fail("has_layer", HostError("too many open files"))
+    server.host.fail("disks.has_layer", HostError("too many open files"))
     with pytest.raises(HostError, match="too many open files"):
         await machine.start()
     assert (await machine.info()).state is State.STOPPED

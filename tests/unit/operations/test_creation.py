@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from stead.api.dependencies import Installation
 from stead.builds.plan import Plan, plan_machine
 from stead.builds.spec import Layer
 from stead.creation.creation import VmOrder
@@ -15,6 +14,7 @@ from stead.creation.results import CreatedVm
 from stead.domains.domains import Domains, Target
 from stead.errors import HostError, InvalidRequest, SnapshotNotFound, SteadError
 from stead.installation import OpenedVms, open_parts
+from stead.installation_parts import Installation
 from stead.machines import Machine, Properties
 from stead.machines.nics import NicRequest
 from stead.store.logs import LogQuery

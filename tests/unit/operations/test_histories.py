@@ -116,8 +116,8 @@ class Histories(RuleBasedStateMachine):
 
     def kill_process(self, machine: str | None) -> None:
         for process in self.world.processes.values():
-            if machine in (None, process.place.machine):
-                self.lose_memory(process.place.machine)
+            if machine in (None, process.vm_slot.machine):
+                self.lose_memory(process.vm_slot.machine)
                 process.end()
 
     def lose_memory(self, machine: str) -> None:

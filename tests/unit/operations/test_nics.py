@@ -48,7 +48,7 @@ async def test_guest_has_the_fixed_address(stage: Stage) -> None:
     assert info.nic is not None
     assert (info.nic.vpc, info.nic.address) == (stage.vpc, IPv4Address("10.0.0.5"))
     assert stage.identity(machine) == "10.0.0.5"
-    assert stage.server.world.of(machine.id).place.nic == info.nic
+    assert stage.server.world.of(machine.id).vm_slot.nic == info.nic
 
 
 async def test_free_addresses_are_given_lowest_first(stage: Stage) -> None:
@@ -169,7 +169,7 @@ async def test_a_vpc_with_vms_is_not_deleted(stage: Stage) -> None:
 
 
 async def test_a_vpc_that_the_host_cannot_set_up_does_not_exist(stage: Stage) -> None:
-    stage.server.host.fail("add_network", HostError("no namespaces"))
+    stage.server.host.fail("vpcs.add", HostError("no namespaces"))
     with pytest.raises(HostError):
         await stage.networks.create(stage.account, "10.0.0.0/24")
     assert [each.id for each in await stage.networks.list(stage.account)] == [stage.vpc]
@@ -194,14 +194,14 @@ async def test_a_vm_of_the_pool_joins_the_vpc() -> None:
         await server.machines.template()
         assert await inside(server.machines).pool.filled(30)
         machine = await stage.create("10.0.0.3")
-        assert server.host.calls.count("join_network") == 1
+        assert server.host.calls.count("nics.join") == 1
         assert stage.identity(machine) == "10.0.0.3"
-        assert server.world.of(machine.id).place.account == stage.account
+        assert server.world.of(machine.id).vm_slot.account == stage.account
         other = await server.machines.create(Properties(account=stage.account))
         assert stage.identity(other) == str((await other.info()).address)
 
 
-@pytest.mark.parametrize("call", ["join_network", "vm.resume"])
+@pytest.mark.parametrize("call", ["nics.join", "vm.resume"])
 async def test_a_vm_of_the_pool_that_cannot_join_is_not_created(call: str) -> None:
     async with installation(pool=1) as server:
         stage = await Stage.of(server, "10.0.0.0/29")

@@ -34,7 +34,7 @@ async def test_a_suspended_vm_wakes_as_it_was(server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("call", ["vm.pause", "vm.save_and_pause", "sync_layer"])
+@pytest.mark.parametrize("call", ["vm.pause", "vm.save_and_pause", "disks.sync_layer"])
 async def test_a_suspend_that_fails_leaves_the_vm_running(server: FakeServer, call: str, when: Any) -> None:
     machine = await used(server)
     server.host.fail(call, HostError("no"), when=when)
@@ -70,7 +70,7 @@ async def test_a_process_that_a_suspend_could_not_end_is_ended_before_the_wake(s
 
 
 @pytest.mark.parametrize(
-    "call", ["checkpoints.read", "make_layer", "restore_state", "connect", "load", "vm.resume"]
+    "call", ["checkpoints.read", "disks.make_layer", "restore_state", "connect", "load", "vm.resume"]
 )
 async def test_a_wake_that_fails_leaves_the_vm_suspended(server: FakeServer, call: str) -> None:
     machine = await used(server)

@@ -47,7 +47,7 @@ async def stage() -> AsyncIterator[Stage]:
         account = (await Accounts(database).create("ours")).id
         vpc = (await networks_of(server).create(account, "192.168.10.0/24")).id
         settings = server.settings.replace(wireguard_host="vpn.example.com")
-        yield Stage(server, account, vpc, Tunnels(database, settings, server.host))
+        yield Stage(server, account, vpc, Tunnels(database, settings, server.host.vpcs))
 
 
 async def test_a_session_has_a_complete_configuration(stage: Stage) -> None:
@@ -99,7 +99,7 @@ async def test_another_account_has_no_session(stage: Stage) -> None:
 
 
 async def test_a_failure_of_the_host_leaves_no_session(stage: Stage) -> None:
-    stage.server.host.fail("set_tunnel", HostError("no"))
+    stage.server.host.fail("vpcs.set_tunnel", HostError("no"))
     with pytest.raises(HostError):
         await stage.tunnels.create(stage.account, stage.vpc)
     assert await stage.tunnels._sessions.list(stage.vpc) == []
@@ -119,7 +119,7 @@ async def test_sessions_are_set_up_again_after_a_restart_and_end(stage: Stage) -
 
 async def test_the_lifetime_of_sessions_is_a_setting(stage: Stage) -> None:
     settings = stage.server.settings.replace(wireguard_lifetime=3600)
-    tunnels = Tunnels(stage.server.database, settings, stage.server.host)
+    tunnels = Tunnels(stage.server.database, settings, stage.server.host.vpcs)
     made = await tunnels.create(stage.account, stage.vpc)
     assert made.expires_at == pytest.approx(time.time() + 3600, abs=60)
 
@@ -145,7 +145,7 @@ async def test_limits(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_an_endpoint_inside_the_vpc_is_refused(stage: Stage) -> None:
     settings = stage.server.settings.replace(wireguard_host="192.168.10.7")
-    tunnels = Tunnels(stage.server.database, settings, stage.server.host)
+    tunnels = Tunnels(stage.server.database, settings, stage.server.host.vpcs)
     with pytest.raises(InvalidRequest, match="lead into itself"):
         await tunnels.create(stage.account, stage.vpc)
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +19,10 @@ from stead.cli.log_lines import Level, write_logs
 from stead.cli.output import Json
 
 if TYPE_CHECKING:
-    from stead.api.dependencies import Installation
     from stead.host.interface import Progress
+    from stead.installation import Served
+    from stead.installation_parts import Installation
     from stead.settings import Settings
-    from stead.tasks import TaskSet
 
 app = typer.Typer()
 
@@ -61,66 +61,17 @@ def serve(
 
 
 async def _serve(settings: "Settings", changes: dict[str, Any], as_json: bool) -> None:
-    from stead.api import server
-    from stead.edge.listeners import bind_public
     from stead.host.local import require_root
-    from stead.installation import open_edge, open_installation
+    from stead.installation import bind, open_server
+    from stead.tasks import TaskSet
 
     require_root()
     settings = settings.replace(**changes)
-
-    def ready(installation: "Installation", tasks: "TaskSet") -> None:
-        https = public_url(installation.settings, public.https_port)
-        tasks.start(_greet(installation, listening, https, as_json), "print the address")
-        tasks.start(_prepare(installation), "prepare the template")
-        if ssh is not None:
-            tasks.start(_serve_ssh(installation, ssh), "SSH gateway")
-
-    @contextlib.asynccontextmanager
-    async def front(installation: "Installation") -> AsyncIterator[list[socket.socket]]:
-        async with open_edge(installation, public) as edge:
-            yield [edge.api]
-
-    with (
-        _end_by_signal(),
-        server.bind(settings) as listening,
-        bind_public(settings) as public,
-        _bind_ssh(settings) as ssh,
-        _explain_lock_timeout(settings),
-    ):
-        await server.serve(open_installation(settings), listening, ready, front)
-
-
-@contextlib.contextmanager
-def _bind_ssh(settings: "Settings") -> "Iterator[socket.socket | None]":
-    """The socket of the SSH gateway; None when there is to be none, or its default port is in use."""
-    from stead.api.server import listen_on
-    from stead.errors import HostError
-    from stead.logs import get_logger
-
-    if settings.ssh_address is None:
-        yield None
-        return
-    try:
-        listening = listen_on(*settings.ssh_address)
-    except HostError as error:
-        if settings.ssh_listen is not None:
-            raise
-        get_logger("stead.serve").warning("no SSH gateway: set STEAD_SSH_LISTEN", error=str(error))
-        yield None
-        return
-    with listening:
-        yield listening
-
-
-async def _serve_ssh(installation: "Installation", listening: socket.socket) -> None:
-    from stead.installation import ssh_gateway
-    from stead.logs import get_logger
-
-    async with ssh_gateway(installation, listening):
-        host, port = listening.getsockname()[:2]
-        get_logger("stead.serve").info("ssh gateway listening", address=f"{host}:{port}")
-        await asyncio.Event().wait()
+    with _end_by_signal(), bind(settings) as listeners, _explain_lock_timeout(settings):
+        async with open_server(settings, listeners) as served, TaskSet() as tasks:
+            tasks.start(_greet(served, listeners.api, as_json), "print the address")
+            tasks.start(_prepare(served.installation), "prepare the template")
+            await served.api.until_signal()
 
 
 @contextlib.contextmanager
@@ -167,16 +118,16 @@ def public_url(settings: "Settings", port: int) -> str:
     return f"https://{settings.api_names[0]}" + ("" if port == 443 else f":{port}")
 
 
-async def _greet(installation: "Installation", listening: socket.socket, https: str, as_json: bool) -> None:
+async def _greet(served: "Served", listening: socket.socket, as_json: bool) -> None:
     """Print the address of the server, and the first API key if there was none."""
     from importlib.metadata import version
 
-    from stead.api.server import url_of
     from stead.logs import get_logger
     from stead.settings import sources
 
     log = get_logger("stead.serve")
-    url = url_of(listening)
+    installation, url = served.installation, served.url
+    https = public_url(installation.settings, served.edge.https_port)
     log.info("settings", **sources())
     log.info(
         "listening", url=url, https=https, data=str(installation.settings.data), version=version("stead")
