@@ -9,10 +9,10 @@ FAST := -m 'not (slow or heavy or qemu or root or network)' --numprocesses 2 --d
 STEAD_TEST_REPORT ?= .test-report
 PYTEST := $(BIN)/pytest --junit-xml=$(STEAD_TEST_REPORT)/junit.xml
 
-# Two processes for each core, if each has 3 GiB of memory: for half of their time tests wait, for a guest, a
+# Three processes for two cores, if each has 3 GiB of memory: for half of their time tests wait, for a guest, a
 # timer or a disk. WORKERS=2 sets another number.
-WORKERS ?= $(shell memory=$$(($$(getconf _PHYS_PAGES) / 786432)); cores=$$(($$(nproc) * 2)); \
-	echo $$((memory < 1 ? 1 : memory < cores ? memory : cores)))
+WORKERS ?= $(shell memory=$$(($$(getconf _PHYS_PAGES) / 786432)); workers=$$((($$(nproc) * 3 + 1) / 2)); \
+	echo $$((memory < 1 ? 1 : memory < workers ? memory : workers)))
 
 # Without compiled modules each of the hundreds of processes that the tests start would compile Stead again.
 unexport PYTHONDONTWRITEBYTECODE

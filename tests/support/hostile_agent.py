@@ -35,6 +35,7 @@ class _HostileServer(socketserver.ThreadingTCPServer):
     """Answers every request with the same bytes, from a thread: as fast as they are taken."""
 
     block_on_close = True
+    request_queue_size = 64  # a connection for which the queue has no room is tried again after a second
 
     def __init__(self, answer: Callable[[], Iterator[bytes] | list[bytes]]) -> None:
         self.answer = answer

@@ -25,6 +25,7 @@ from stead.guest.watchdog import Watchdog, parsing
 from stead.guest.watching import watch
 from stead.settings import Settings
 from support.hostile_agent import chunks, frame, hostile, turning, whole
+from support.waiting import until
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
@@ -223,11 +224,12 @@ async def test_a_long_line_of_a_watch_is_refused() -> None:
 async def test_the_watchdog_closes_the_connection_that_holds_the_loop() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        watchdog = Watchdog(stuck_after=1)
+        watchdog = Watchdog(stuck_after=3)  # more than a busy host takes from a loop
         watchdog.start()
         try:
             parsing("testvm", ours)
-            await asyncio.sleep(1.5)
+            parsed_at = watchdog._turned
+            await until(lambda: watchdog._turned > parsed_at, 60)
             theirs.setblocking(False)
             with pytest.raises(BlockingIOError):
                 theirs.recv(1)  # a loop that turns is left alone
