@@ -107,3 +107,9 @@ def test_every_proof_is_a_test_that_runs(tests: dict[str, CollectedTest]) -> Non
             elif found.slow != (test in promise.trials):
                 wrong.append(f"{promise.line}: {test} is {'a trial' if found.slow else 'no trial'}")
     assert wrong == []
+
+
+def test_every_line_with_a_proof_is_a_row_of_a_table() -> None:
+    """Else it is not checked here, and not shown as a row."""
+    text = (ROOT / "SPECIFICATION.md").read_text()
+    assert [line for line in text.splitlines() if " | " in line and not line.startswith("|")] == []

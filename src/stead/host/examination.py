@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stead.addresses import resolvers
+from stead.deadlines import scaled
 from stead.errors import HostError
 from stead.files import nearest_existing
 from stead.host.accelerator import MINIMUM_QEMU, choose_accelerator, qemu_version
@@ -28,7 +29,7 @@ from stead.tasks import in_thread
 Status = Literal["ok", "degraded", "missing"]
 
 _GIB = 1 << 30
-_ANSWER_TIMEOUT = 3.0
+_ANSWER_TIMEOUT = scaled(3.0)
 _MAX_ANSWER = 1 << 16
 _CAPABILITIES = {
     0: "CAP_CHOWN",
