@@ -162,7 +162,7 @@ class Journal:
             if await self._store.get(before.id) is None:
                 raise MachineNotFound(before.id)
             raise IllegalTransition(f"VM {before.id} is not {before.state} any more, so not {to}")
-        return replace(before, state=to, **{name: getattr(row, name) for name in _DISK})
+        return replace(before, state=to, layer=row.layer, template=row.template, active_at=row.active_at)
 
     async def repair(self) -> Sequence[Record]:
         """All VMs, after rows that fit no state were corrected. Only for recovery: nothing else may run."""
@@ -199,6 +199,3 @@ class Journal:
     async def list(self, *states: State) -> list[Record]:
         """All VMs, or those in some states, oldest first."""
         return [record_of(row) for row in await self._store.list(states=states)]
-
-
-_DISK = ("layer", "template", "active_at")

@@ -94,6 +94,15 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Transitioned:
+    """What a VM's row says after a transition that its writer may not know: a merge changes the layer."""
+
+    layer: str | None
+    template: str
+    active_at: int
+
+
+@dataclass(frozen=True)
 class LayerRow:
     """A read-only disk layer. Its content never changes; `file` and `parent` do in a merge."""
 
@@ -178,7 +187,7 @@ class MachineStore(Rows[MachineRow]):
         changes: Mapping[str, object],
         frozen: LayerRow | None = None,
         terminals: str | None = None,
-    ) -> MachineRow | None:
+    ) -> Transitioned | None:
         """Change a VM's state if its row is as expected, in one transaction; None when there is no such row.
 
         With `frozen`, insert that layer and replace what is known of its terminals in suspended state.
@@ -186,24 +195,30 @@ class MachineStore(Rows[MachineRow]):
         now = time.time_ns()
         same = [machines.c[name].is_not_distinct_from(value) for name, value in expected.items()]
         here = machines.c.id == machine_id, *same
-        changed = machines.update().where(*here).values(**changes, updated_at=now)
+        kept = [machines.c[each.name] for each in dataclasses.fields(Transitioned)]
+        changed = machines.update().where(*here).values(**changes, updated_at=now).returning(*kept)
+
+        def change(connection: sa.Connection) -> Transitioned | None:
+            row = connection.execute(changed).one_or_none()
+            return None if row is None else Transitioned(*row)
+
         if frozen is None:
             try:
                 with self._changing():
-                    return await self._update_returning(changed)
+                    return await self.database.write(change)
             except sa.exc.IntegrityError:
                 self._explain_conflict(*_claimed(changes))
                 raise
         layer = layers.insert().values(**dataclasses.asdict(dataclasses.replace(frozen, created_at=now)))
 
-        def freeze(connection: sa.Connection) -> MachineRow | None:
+        def freeze(connection: sa.Connection) -> Transitioned | None:
             if connection.execute(sa.select(machines.c.id).where(*here)).first() is None:
                 return None
             connection.execute(layer)
             connection.execute(suspended_terminals.delete().where(suspended_terminals.c.id == machine_id))
             if terminals is not None:
                 connection.execute(suspended_terminals.insert().values(id=machine_id, terminals=terminals))
-            return self._one(connection.execute(changed.returning(machines)))
+            return change(connection)
 
         with self._changing():
             return await self.database.write(freeze)

@@ -8,7 +8,7 @@ import pytest
 
 from stead.machines import State
 from stead.machines.events import MachineEvent
-from stead.store.machines import MachineRow
+from stead.store.machines import Transitioned
 from support.engine import CUT, DISK, audit, contents, state_of, used
 from support.fake_server import FakeServer
 from support.internals import inside
@@ -116,7 +116,7 @@ async def test_wait_for_exit_sees_an_exit_during_the_call(
 
     async def write_after_a_question(
         row_id: str, expected: Mapping[str, object], changes: Mapping[str, object], *rest: Any
-    ) -> MachineRow | None:
+    ) -> Transitioned | None:
         if changes["state"] == State.STOPPED:
             asked.append(asyncio.create_task(machine.wait_for_exit()))
             await asyncio.sleep(0.01)
