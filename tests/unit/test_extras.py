@@ -3,6 +3,8 @@
 import importlib.metadata
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -76,3 +78,13 @@ def test_every_requirement_of_every_extra_is_read() -> None:
             bounds = re.findall(r"[<>=!~]+[\d.]+", requirement)
             assert all(extras._BOUND.fullmatch(bound) for bound in bounds), requirement
         assert extras.is_installed(extra)
+
+
+def test_version_is_printed_without_the_libraries_of_other_commands() -> None:
+    source = (
+        "import sys\nfrom stead.cli.main import app\ntry: app(['--version'])\nfinally: print(*sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in result.stdout.split()}
+    assert "typer" in loaded
+    assert not loaded & {"httpx2", "msgspec", "pydantic", "rich", "sqlalchemy", "structlog", "websockets"}
