@@ -16,7 +16,12 @@ def lifetime_to_wire(ttl: Ttl | None, expires_at: datetime | Unset | None) -> di
         raise InvalidArgument("give either ttl or expires_at, not both")
     if ttl is not None:
         seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+        if not math.isfinite(seconds):
+            raise InvalidArgument(f"ttl must be a number of seconds, not {seconds}; leave it out for no end")
         return {"ttlSeconds": math.ceil(seconds)}
     if isinstance(expires_at, datetime):
-        return {"expiresAt": expires_at.astimezone().isoformat()}
+        try:
+            return {"expiresAt": expires_at.astimezone().isoformat()}
+        except (OverflowError, ValueError) as error:
+            raise InvalidArgument(f"expires_at {expires_at} is not a date in local time: {error}") from None
     return {} if expires_at is UNSET else {"expiresAt": None}
