@@ -56,7 +56,7 @@ _MILLISECONDS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 
 
 @dataclass(frozen=True)
-class Stage:
+class MappedMachine:
     opened: Installation
     edge: Edge
     machine: Machine
@@ -86,7 +86,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(size: Size) -> AsyncIterator[Stage]:
+async def mapped_machine(size: Size) -> AsyncIterator[MappedMachine]:
     async with installation(size, pool=0) as opened:
         anywhere = "127.0.0.1:0"
         with bind(opened.settings.replace(listen=anywhere, ssh_listen=anywhere)) as listeners:
@@ -99,7 +99,7 @@ async def staged(size: Size) -> AsyncIterator[Stage]:
                 listening = f"until curl -sf http://127.0.0.1:{PORT}/; do sleep 0.1; done"
                 await succeed(machine.exec(listening, timeout=60))
                 address = str((await machine.info()).address)
-                yield Stage(opened, served.edge, machine, account, address)
+                yield MappedMachine(opened, served.edge, machine, account, address)
 
 
 async def wrk(*prefix: str, url: str, seconds: int) -> tuple[float, float]:
@@ -112,13 +112,13 @@ async def wrk(*prefix: str, url: str, seconds: int) -> tuple[float, float]:
     return float(rate[1]), float(latency[1]) * _MILLISECONDS[latency[2]]
 
 
-async def proxying(stage: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
+async def proxying(mapped: MappedMachine, arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = arguments.seconds
-    inside = ("nsenter", f"--net={namespace_path(stage.opened.settings)}")
+    inside = ("nsenter", f"--net={namespace_path(mapped.opened.settings)}")
     straight, through = [], []
     for _ in range(arguments.rounds + 1):
-        straight.append(await wrk(*inside, url=f"http://{stage.address}:{PORT}/", seconds=seconds))
-        through.append(await wrk(url=f"https://127.0.0.1:{stage.edge.https_port}/", seconds=seconds))
+        straight.append(await wrk(*inside, url=f"http://{mapped.address}:{PORT}/", seconds=seconds))
+        through.append(await wrk(url=f"https://127.0.0.1:{mapped.edge.https_port}/", seconds=seconds))
     # In the first round the server's code is not compiled yet.
     del straight[0], through[0]
     return {
@@ -140,17 +140,17 @@ async def round_trip(socket: ClientConnection) -> float:
     return since(start)
 
 
-async def websockets(stage: Stage, arguments: argparse.Namespace) -> dict[str, Figure]:
-    network = narrowed(engine_of(stage.opened.machines).host, LocalHost).network
-    direct = await network.dial(IPv4Address(stage.address), PORT)
-    port, added = stage.edge.https_port, []
+async def websockets(mapped: MappedMachine, arguments: argparse.Namespace) -> dict[str, Figure]:
+    network = narrowed(engine_of(mapped.opened.machines).host, LocalHost).network
+    direct = await network.dial(IPv4Address(mapped.address), PORT)
+    port, added = mapped.edge.https_port, []
     async with (
-        connect(f"ws://{stage.address}:{PORT}/", sock=direct, compression=None, proxy=None) as near,
+        connect(f"ws://{mapped.address}:{PORT}/", sock=direct, compression=None, proxy=None) as near,
         connect(
             *(f"wss://{HOST}:{port}/",),
             host="127.0.0.1",
             port=port,
-            ssl=stage.trusting,
+            ssl=mapped.trusting,
             compression=None,
             proxy=None,
         ) as far,
@@ -161,31 +161,31 @@ async def websockets(stage: Stage, arguments: argparse.Namespace) -> dict[str, F
     return {"ws_rtt_overhead_ms": figure(added)}
 
 
-async def mapping(stage: Stage, arguments: argparse.Namespace) -> dict[str, Figure]:
+async def mapping(mapped: MappedMachine, arguments: argparse.Namespace) -> dict[str, Figure]:
     times = []
     for number in range(arguments.samples):
         start = time.perf_counter()
-        await stage.map(f"new{number}.style.dev")
-        await stage.ask(f"new{number}.style.dev")
+        await mapped.map(f"new{number}.style.dev")
+        await mapped.ask(f"new{number}.style.dev")
         times.append(since(start))
     return {"map_to_first_200_ms": figure(times)}
 
 
-async def waking(stage: Stage, arguments: argparse.Namespace) -> dict[str, Figure]:
+async def waking(mapped: MappedMachine, arguments: argparse.Namespace) -> dict[str, Figure]:
     times = []
     for _ in range(min(arguments.samples, 10)):
-        await stage.machine.suspend()
+        await mapped.machine.suspend()
         start = time.perf_counter()
-        await stage.ask(HOST)
+        await mapped.ask(HOST)
         times.append(since(start))
     return {"wake_to_first_200_ms": figure(times)}
 
 
-async def ssh(stage: Stage, arguments: argparse.Namespace) -> dict[str, Any]:
+async def ssh(mapped: MappedMachine, arguments: argparse.Namespace) -> dict[str, Any]:
     return await ssh_figures(
-        stage.opened,
-        stage.machine,
-        stage.account,
+        mapped.opened,
+        mapped.machine,
+        mapped.account,
         samples=arguments.samples,
         rounds=arguments.rounds,
         mib=arguments.mib,
@@ -196,17 +196,17 @@ PARTS = {"proxy": proxying, "websockets": websockets, "mapping": mapping, "wake"
 
 
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    async with staged(Size.parse(arguments.size)) as stage:
-        await stage.map(HOST)
-        await stage.ask(HOST)
+    async with mapped_machine(Size.parse(arguments.size)) as mapped:
+        await mapped.map(HOST)
+        await mapped.ask(HOST)
         results: dict[str, Any] = {}
         for name, part in PARTS.items():
             if name in arguments.parts:
                 say(name)
-                found = await part(stage, arguments)
+                found = await part(mapped, arguments)
                 say(json.dumps(found))
                 results |= found
-        return {"host": await host_facts(stage.opened.machines), "results": results}
+        return {"host": await host_facts(mapped.opened.machines), "results": results}
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from stead.machines.events import MachineEvent
 from stead.settings import Settings
 from support import laptop
 from support.git_client import GitClient
-from support.git_hosting import Stage, staged
+from support.git_hosting import RepoHosting, open_hosting
 from support.installations import Server, delete_all, leftovers, small_installation
 from support.internals import inside
 from support.npm import Npm, install
@@ -174,10 +174,10 @@ async def folder(shared: Machine) -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def hosting(tmp_path: Path) -> AsyncIterator[RepoHosting]:
     """Repositories without VMs."""
-    async with staged(tmp_path) as stage:
-        yield stage
+    async with open_hosting(tmp_path) as hosting:
+        yield hosting
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from stead.agents.openai import SteadSandboxClient, SteadSandboxClientOptions, S
 from stead.host.image import BaseImage
 from stead.settings import Settings, Size
 from support.installations import other_settings
-from support.outside import outside
+from support.remote_host import remote_host
 from support.serve_process import serving
 from support.storage import Storage, storage
 
@@ -87,7 +87,7 @@ def every_kind(storage: Storage) -> Manifest:
 
 
 @dataclass(frozen=True)
-class Scene:
+class BucketServers:
     """A server of Stead and one of each kind of storage."""
 
     storage: Storage
@@ -99,10 +99,12 @@ class Scene:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def scene(settings: Settings, image: BaseImage, network: None, cache: Path) -> AsyncIterator[Scene]:
+async def buckets(
+    settings: Settings, image: BaseImage, network: None, cache: Path
+) -> AsyncIterator[BucketServers]:
     # Each mount is a process of rclone with its buffers.
     size = Size.parse("2x1Gx20G")
-    with outside([]) as host, other_settings(settings, default_size=size) as other:
+    with remote_host([]) as host, other_settings(settings, default_size=size) as other:
         async with (
             storage(host, cache) as found,
             serving(other, STEAD_ALLOW_PRIVATE=str(host.network)) as (_, said),
@@ -112,7 +114,7 @@ async def scene(settings: Settings, image: BaseImage, network: None, cache: Path
                 for name in ("note", "folder/note"):
                     await found.rclone("rcat", f"{remote}/{name}", stdin=f"{name} in a bucket\n".encode())
                 await found.rclone("rcat", f"{remote}/big", stdin=BIG)
-            yield Scene(found, said["url"], said["key"])
+            yield BucketServers(found, said["url"], said["key"])
             async with AsyncStead(said["key"], base_url=said["url"]) as stead:
                 for vm in await stead.vms.list():
                     await stead.vms.ref(vm.id).delete()
@@ -121,17 +123,17 @@ async def scene(settings: Settings, image: BaseImage, network: None, cache: Path
 
 
 @pytest_asyncio.fixture(scope="module")
-async def client(scene: Scene) -> AsyncIterator[SteadSandboxClient]:
-    async with scene.client() as client:
+async def client(buckets: BucketServers) -> AsyncIterator[SteadSandboxClient]:
+    async with buckets.client() as client:
         yield client
 
 
 @pytest_asyncio.fixture(scope="module")
 async def session(
-    scene: Scene, client: SteadSandboxClient, tmp_path_factory: pytest.TempPathFactory
+    buckets: BucketServers, client: SteadSandboxClient, tmp_path_factory: pytest.TempPathFactory
 ) -> SteadSession:
     session = await client.create(
-        manifest=every_kind(scene.storage),
+        manifest=every_kind(buckets.storage),
         snapshot=LocalSnapshotSpec(base_path=tmp_path_factory.mktemp("saved")),
     )
     await session.start()
@@ -162,7 +164,7 @@ async def test_buckets_of_every_kind_are_listed_and_read(session: SteadSession) 
 
 @pytest.mark.parametrize(("name", "remote"), [("s3", "s3:bucket"), ("azure", "azure:container")])
 async def test_writable_buckets_are_written(
-    session: SteadSession, scene: Scene, name: str, remote: str
+    session: SteadSession, buckets: BucketServers, name: str, remote: str
 ) -> None:
     def patch(kind: Any, diff: str) -> ApplyPatchOperation:
         return ApplyPatchOperation(type=kind, path=f"{name}/new/code.py", diff=diff)
@@ -173,27 +175,29 @@ async def test_writable_buckets_are_written(
     await said(session, f"cp {name}/note {name}/new/copy && mv {name}/new/copy {name}/new/moved")
     await session.apply_patch(patch("create_file", "+print(1)\n"))
     await session.apply_patch(patch("update_file", "-print(1)\n+print(2)\n"))
-    assert await scene.storage.rclone("cat", f"{remote}/new/small") == b"\0 changed \xff"
-    assert await scene.storage.rclone("cat", f"{remote}/new/large") == BIG
-    assert await scene.storage.rclone("cat", f"{remote}/new/moved") == b"note in a bucket\n"
-    assert (await scene.storage.rclone("cat", f"{remote}/new/code.py")).strip() == b"print(2)"
+    assert await buckets.storage.rclone("cat", f"{remote}/new/small") == b"\0 changed \xff"
+    assert await buckets.storage.rclone("cat", f"{remote}/new/large") == BIG
+    assert await buckets.storage.rclone("cat", f"{remote}/new/moved") == b"note in a bucket\n"
+    assert (await buckets.storage.rclone("cat", f"{remote}/new/code.py")).strip() == b"print(2)"
     await session.rm(Path(name, "new"), recursive=True)
-    assert b"new/" not in await scene.storage.rclone("lsf", "--recursive", "--files-only", remote)
+    assert b"new/" not in await buckets.storage.rclone("lsf", "--recursive", "--files-only", remote)
 
 
-async def test_read_only_buckets_refuse_changes(session: SteadSession, scene: Scene) -> None:
+async def test_read_only_buckets_refuse_changes(session: SteadSession, buckets: BucketServers) -> None:
     for name in ("r2", "gcs", "nested/s3"):
         end = await session.exec(f"echo changed > {name}/note")
         assert end.exit_code != 0 and b"Read-only file system" in end.stderr
-    assert await scene.storage.rclone("cat", "s3:bucket/note") == b"note in a bucket\n"
+    assert await buckets.storage.rclone("cat", "s3:bucket/note") == b"note in a bucket\n"
 
 
-async def test_other_users_see_a_bucket_that_allows_them(session: SteadSession, scene: Scene) -> None:
+async def test_other_users_see_a_bucket_that_allows_them(
+    session: SteadSession, buckets: BucketServers
+) -> None:
     await session.exec("useradd -m bob")
     assert (await session.exec("cat s3/note", user="bob")).exit_code != 0
     strategy = InContainerMountStrategy(pattern=RcloneMountPattern(extra_args=["--allow-other"]))
-    manifest = manifest_of(shared=s3_of(scene.storage, mount_strategy=strategy))
-    async with scene.client() as client:
+    manifest = manifest_of(shared=s3_of(buckets.storage, mount_strategy=strategy))
+    async with buckets.client() as client:
         other = await client.create(
             manifest=manifest, options=SteadSandboxClientOptions(key=(await session.vm.info()).name)
         )
@@ -207,7 +211,9 @@ async def test_buckets_survive_the_sleep_of_the_vm(session: SteadSession) -> Non
     await assert_mounted(session)
 
 
-async def test_snapshots_contain_neither_buckets_nor_credentials(session: SteadSession, scene: Scene) -> None:
+async def test_snapshots_contain_neither_buckets_nor_credentials(
+    session: SteadSession, buckets: BucketServers
+) -> None:
     # A program that uses a bucket does not keep it mounted.
     await session.pty_exec_start("cd s3/folder && exec sleep 100000", yield_time_s=0.25)
     assert b"snapshotId" in (await session.persist_workspace()).read()
@@ -220,38 +226,40 @@ async def test_snapshots_contain_neither_buckets_nor_credentials(session: SteadS
         found = (await vm.exec(look)).stdout.split()
         assert sorted(found) == ["0", *sorted({name.partition("/")[0] for name in NAMES})]
         assert (await vm.exec("pgrep rclone")).status_code == 1
-        for secret in (scene.storage.secret_key, scene.storage.account_key):
+        for secret in (buckets.storage.secret_key, buckets.storage.account_key):
             end = await vm.exec("grep -rF -f - /workspace /root /tmp /etc", stdin=secret, timeout=300)
             assert end.status_code == 1, end.stdout
     finally:
         await vm.delete()
 
 
-async def test_forks_mount_the_buckets_too(session: SteadSession, scene: Scene) -> None:
+async def test_forks_mount_the_buckets_too(session: SteadSession, buckets: BucketServers) -> None:
     (fork,) = await session.fork(1)
     try:
         await assert_mounted(fork)
         await assert_mounted(session)
         await fork.write(Path("s3/from-the-fork"), io.BytesIO(b"written"))
-        assert await scene.storage.rclone("cat", "s3:bucket/from-the-fork") == b"written"
+        assert await buckets.storage.rclone("cat", "s3:bucket/from-the-fork") == b"written"
     finally:
         await fork.shutdown()
 
 
-async def test_failures_name_the_reason(session: SteadSession, scene: Scene) -> None:
+async def test_failures_name_the_reason(session: SteadSession, buckets: BucketServers) -> None:
     options = SteadSandboxClientOptions(key=(await session.vm.info()).name)
-    address = scene.storage.host.address
+    address = buckets.storage.host.address
     nfs, mountpoint = RcloneMountPattern(mode="nfs"), MountpointMountPattern()
     cases = {
-        "the storage refused the credentials": s3_of(scene.storage, secret_access_key="wrong"),
-        "the bucket does not exist": s3_of(scene.storage, bucket="missing"),
-        "the VM cannot reach the endpoint": s3_of(scene.storage, endpoint_url=f"http://{address}:9"),
+        "the storage refused the credentials": s3_of(buckets.storage, secret_access_key="wrong"),
+        "the bucket does not exist": s3_of(buckets.storage, bucket="missing"),
+        "the VM cannot reach the endpoint": s3_of(buckets.storage, endpoint_url=f"http://{address}:9"),
         "the VM has no mount-s3": s3_of(
-            scene.storage, mount_strategy=InContainerMountStrategy(pattern=mountpoint)
+            buckets.storage, mount_strategy=InContainerMountStrategy(pattern=mountpoint)
         ),
-        "the VM has no mount.nfs": s3_of(scene.storage, mount_strategy=InContainerMountStrategy(pattern=nfs)),
+        "the VM has no mount.nfs": s3_of(
+            buckets.storage, mount_strategy=InContainerMountStrategy(pattern=nfs)
+        ),
     }
-    async with scene.client() as client:
+    async with buckets.client() as client:
         for reason, mount in cases.items():
             other = await client.create(manifest=manifest_of(bad=mount), options=options)
             with pytest.raises(MountConfigError, match=reason) as caught:
@@ -261,14 +269,14 @@ async def test_failures_name_the_reason(session: SteadSession, scene: Scene) -> 
     await assert_mounted(session)
 
 
-async def test_sessions_are_resumed_with_their_buckets(session: SteadSession, scene: Scene) -> None:
+async def test_sessions_are_resumed_with_their_buckets(session: SteadSession, buckets: BucketServers) -> None:
     """By another client, in the VM that is running, and then in a new one from what was saved."""
     await session.exec("echo kept > file")
     await session.stop()
-    manifest = every_kind(scene.storage)
-    async with scene.client() as other:
+    manifest = every_kind(buckets.storage)
+    async with buckets.client() as other:
         payload = json.loads(json.dumps(other.serialize_session_state(session.state)))
-        assert scene.storage.secret_key not in str(payload)
+        assert buckets.storage.secret_key not in str(payload)
         state = other.deserialize_session_state(payload)
         with pytest.raises(ValueError, match="cannot be resumed"):
             await other.resume(state)

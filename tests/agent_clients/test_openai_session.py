@@ -34,7 +34,7 @@ from stead.agents.openai import (
     SteadSession,
 )
 from stead.sdk import Snapshot
-from support.cutting import Cutter
+from support.flaky_proxy import FlakyProxy
 from support.installations import Server
 from support.waiting import until
 
@@ -142,7 +142,7 @@ async def test_broken_connections_are_replaced(session: SteadSession, server: Se
     """Between commands and while one is polled. A command that may have started is not run again."""
     await session.exec("mkdir /tmp/cuts")
     async with (
-        Cutter(server.url) as network,
+        FlakyProxy(server.url) as network,
         SteadSandboxClient(api_key=server.key, base_url=network.url) as other,
     ):
         again = await other.resume(

@@ -146,7 +146,7 @@ NAMING = [(method, path) for method, path in OPERATIONS if "{" in path]
 
 
 @dataclass(frozen=True)
-class Stage:
+class AccessMatrix:
     """A VM, a snapshot, a repository and an identity of one account, and callers of every kind."""
 
     http: httpx2.AsyncClient
@@ -174,7 +174,7 @@ def invented() -> dict[str, str]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def stage(server: Server) -> AsyncIterator[Stage]:
+async def matrix(server: Server) -> AsyncIterator[AccessMatrix]:
     installation = server.installation
     machine = await installation.machines.create(Properties(account=server.account))
     snapshot = await machine.snapshot()
@@ -220,7 +220,7 @@ async def stage(server: Server) -> AsyncIterator[Stage]:
         "sha": made.sha,
     }
     async with httpx2.AsyncClient(base_url=server.url, timeout=60) as http:
-        yield Stage(http, things, callers)
+        yield AccessMatrix(http, things, callers)
     await installation.machines.snapshots.delete(snapshot.id)
     await installation.repos.delete(repo)
     await machine.delete()
@@ -239,20 +239,20 @@ def test_access_table_names_existing_calls() -> None:
 @pytest.mark.parametrize(
     "caller", ["nobody", "garbage", "not a key", "revoked key", "token of a deleted identity"]
 )
-async def test_unauthenticated_calls_are_refused(stage: Stage, caller: str) -> None:
+async def test_unauthenticated_calls_are_refused(matrix: AccessMatrix, caller: str) -> None:
     for method, path in OPERATIONS:
-        answer = await stage.call(caller, method, path)
+        answer = await matrix.call(caller, method, path)
         assert (answer.status_code, answer.json()["code"]) == (401, "UNAUTHORIZED_ERROR"), (method, path)
 
 
-async def test_resources_of_other_accounts_look_nonexistent(stage: Stage) -> None:
+async def test_resources_of_other_accounts_look_nonexistent(matrix: AccessMatrix) -> None:
     """Another account gets the same answer for real ids as for invented ones."""
     nobodys = invented()
     for method, path in NAMING:
-        real = await stage.call("stranger", method, path)
-        missing = await stage.call("stranger", method, path, nobodys)
+        real = await matrix.call("stranger", method, path)
+        missing = await matrix.call("stranger", method, path, nobodys)
         assert real.status_code == missing.status_code >= 400, (method, path, real.text)
-        assert neutral(real, stage.things) == neutral(missing, nobodys), (method, path)
+        assert neutral(real, matrix.things) == neutral(missing, nobodys), (method, path)
 
 
 def neutral(answer: httpx2.Response, things: dict[str, str]) -> str:
@@ -262,18 +262,18 @@ def neutral(answer: httpx2.Response, things: dict[str, str]) -> str:
     return text
 
 
-async def test_lists_hold_only_own_resources(stage: Stage) -> None:
+async def test_lists_hold_only_own_resources(matrix: AccessMatrix) -> None:
     for path in ("/v1/vms?includeDeleted=true", "/v1/vms/snapshots?includeDeleted=true"):
-        assert stage.things["vm_id"] in (await stage.call("owner", "get", path)).text
+        assert matrix.things["vm_id"] in (await matrix.call("owner", "get", path)).text
         for caller in ("stranger", "ungranted"):
-            text = (await stage.call(caller, "get", path)).text
-            assert stage.things["vm_id"] not in text, (caller, path)
-    assert stage.things["repo_id"] in (await stage.call("owner", "get", "/git/v1/repo")).text
+            text = (await matrix.call(caller, "get", path)).text
+            assert matrix.things["vm_id"] not in text, (caller, path)
+    assert matrix.things["repo_id"] in (await matrix.call("owner", "get", "/git/v1/repo")).text
     for caller in ("stranger", "ungranted"):
-        assert (await stage.call(caller, "get", "/git/v1/repo")).json()["repositories"] == []
-    listed = (await stage.call("stranger", "get", "/identity/v1/identities?offset=0")).json()
+        assert (await matrix.call(caller, "get", "/git/v1/repo")).json()["repositories"] == []
+    listed = (await matrix.call("stranger", "get", "/identity/v1/identities?offset=0")).json()
     assert listed["identities"] == []
-    logs = await stage.call("stranger", "get", f"/observability/v1/logs?vmId={stage.things['vm_id']}")
+    logs = await matrix.call("stranger", "get", f"/observability/v1/logs?vmId={matrix.things['vm_id']}")
     assert logs.json()["logs"] == []
 
 
@@ -282,28 +282,28 @@ def allowed_to_identities(method: str, path: str) -> bool:
     return (method, re.sub(r"{\w+(:path)?}", "{}", path)) in shapes
 
 
-async def test_identity_tokens_cannot_manage_resources(stage: Stage) -> None:
+async def test_identity_tokens_cannot_manage_resources(matrix: AccessMatrix) -> None:
     for method, path in OPERATIONS:
         if not allowed_to_identities(method, path) and path.startswith(
             ("/v1/vms", "/identity", "/git", "/domains")
         ):
             for caller in ("granted", "ungranted"):
-                answer = await stage.call(caller, method, path)
+                answer = await matrix.call(caller, method, path)
                 assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), (method, path)
 
 
-async def test_ungranted_vms_look_nonexistent(stage: Stage) -> None:
+async def test_ungranted_vms_look_nonexistent(matrix: AccessMatrix) -> None:
     nobodys = invented()
     for method, path in NAMING:
         if allowed_to_identities(method, path) and "{vm_id}" in path:
-            real = await stage.call("ungranted", method, path)
-            missing = await stage.call("ungranted", method, path, nobodys)
+            real = await matrix.call("ungranted", method, path)
+            missing = await matrix.call("ungranted", method, path, nobodys)
             assert (real.status_code, real.json()["code"]) == (404, "VM_NOT_FOUND"), (method, path)
-            assert neutral(real, stage.things) == neutral(missing, nobodys), (method, path)
+            assert neutral(real, matrix.things) == neutral(missing, nobodys), (method, path)
 
 
 @pytest.mark.parametrize("caller", ["owner", "granted"])
-async def test_granted_vms_can_be_used(stage: Stage, caller: str) -> None:
+async def test_granted_vms_can_be_used(matrix: AccessMatrix, caller: str) -> None:
     for method, path, status in (
         ("get", "/v1/vms/{vm_id}", 200),
         ("post", "/v1/vms/{vm_id}/start", 200),
@@ -320,83 +320,85 @@ async def test_granted_vms_can_be_used(stage: Stage, caller: str) -> None:
         ("websocket", "/v1/vms/{vm_id}/forward/3000", 502),
         ("get", "/v1/vms/{vm_id}/build", 404),
     ):
-        answer = await stage.call(caller, method, path)
+        answer = await matrix.call(caller, method, path)
         assert answer.status_code == status, (method, path, answer.text)
-    listed = (await stage.call(caller, "get", "/v1/vms")).json()
-    assert stage.things["vm_id"] in [vm["id"] for vm in listed["vms"]]
+    listed = (await matrix.call(caller, "get", "/v1/vms")).json()
+    assert matrix.things["vm_id"] in [vm["id"] for vm in listed["vms"]]
 
 
 async def test_identity_tokens_start_a_vm_and_do_not_change_its_settings(
-    stage: Stage, server: Server
+    matrix: AccessMatrix, server: Server
 ) -> None:
-    machines, vm = server.installation.machines, stage.things["vm_id"]
+    machines, vm = server.installation.machines, matrix.things["vm_id"]
     before = await machines.info(vm)
     await machines.suspend(vm)
     start = f"/v1/vms/{vm}/start"
     for settings in ({"idleTimeoutSeconds": None}, {"activityThresholdBytes": 5}):
-        answer = await stage.http.post(start, headers=stage.callers["granted"], json=settings)
+        answer = await matrix.http.post(start, headers=matrix.callers["granted"], json=settings)
         assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN"), settings
     after = await machines.info(vm)
     assert (after.state, after.idle_timeout, after.activity_threshold) == (
         *("suspended", before.idle_timeout, before.activity_threshold),
     )
     waiting = {"waitForReadySignal": False, "readySignalTimeoutSeconds": 60}
-    started = await stage.http.post(start, headers=stage.callers["granted"], json=waiting)
+    started = await matrix.http.post(start, headers=matrix.callers["granted"], json=waiting)
     assert started.status_code == 200, started.text
-    changed = await stage.http.post(start, headers=stage.callers["owner"], json={"activityThresholdBytes": 5})
+    changed = await matrix.http.post(
+        start, headers=matrix.callers["owner"], json={"activityThresholdBytes": 5}
+    )
     assert changed.status_code == 200, changed.text
     assert (await machines.info(vm)).activity_threshold == 5
 
 
-async def test_ungranted_repositories_look_nonexistent(stage: Stage) -> None:
+async def test_ungranted_repositories_look_nonexistent(matrix: AccessMatrix) -> None:
     nobodys = invented()
     for method, path in NAMING:
         if allowed_to_identities(method, path) and "{repo_id}" in path:
-            real = await stage.call("ungranted", method, path)
-            missing = await stage.call("ungranted", method, path, nobodys)
+            real = await matrix.call("ungranted", method, path)
+            missing = await matrix.call("ungranted", method, path, nobodys)
             assert (real.status_code, real.json()["code"]) == (404, "REPO_NOT_FOUND"), (method, path)
-            assert neutral(real, stage.things) == neutral(missing, nobodys), (method, path)
+            assert neutral(real, matrix.things) == neutral(missing, nobodys), (method, path)
 
 
-async def test_read_permission_does_not_allow_writes(stage: Stage, server: Server) -> None:
+async def test_read_permission_does_not_allow_writes(matrix: AccessMatrix, server: Server) -> None:
     """Until write permission is granted too."""
-    repo, commits = stage.things["repo_id"], "/git/v1/repo/{repo_id}/commits"
+    repo, commits = matrix.things["repo_id"], "/git/v1/repo/{repo_id}/commits"
     for path in ("/git/v1/repo/{repo_id}", "/git/v1/repo/{repo_id}/contents/{path}", "/git/v1/repo"):
-        read = await stage.call("granted", "get", path)
+        read = await matrix.call("granted", "get", path)
         assert read.status_code == 200, (path, read.text)
         assert repo in read.text or "hostname" in read.text
     for path in (commits, "/git/v1/repo/{repo_id}/git/refs/heads/{branch}"):
-        refused = await stage.call("granted", "post", path)
+        refused = await matrix.call("granted", "post", path)
         assert (refused.status_code, refused.json()["code"]) == (403, "REPOSITORY_ACCESS_DENIED"), path
-    await server.installation.access.change(stage.things["identity"], repo, "write")
-    assert (await stage.call("granted", "post", commits)).status_code == 200
-    await server.installation.access.change(stage.things["identity"], repo, "read")
+    await server.installation.access.change(matrix.things["identity"], repo, "write")
+    assert (await matrix.call("granted", "post", commits)).status_code == 200
+    await server.installation.access.change(matrix.things["identity"], repo, "read")
 
 
-async def test_tokens_act_and_read_logs_as_their_allowed_users(stage: Stage, server: Server) -> None:
+async def test_tokens_act_and_read_logs_as_their_allowed_users(matrix: AccessMatrix, server: Server) -> None:
     """One allowed user is the default; of several, the caller names one. Logs show that user's journal."""
     identities = server.installation.identities
-    account, identity, vm = server.account, stage.things["identity"], stage.things["vm_id"]
-    owner = stage.callers["owner"]
+    account, identity, vm = server.account, matrix.things["identity"], matrix.things["vm_id"]
+    owner = matrix.callers["owner"]
     path = f"/v1/vms/{vm}/exec-await"
     for name in ("alice", "bob"):
-        made = await stage.http.post(path, headers=owner, json={"command": f"useradd -m {name}"})
+        made = await matrix.http.post(path, headers=owner, json={"command": f"useradd -m {name}"})
         assert made.json()["statusCode"] == 0
 
     async def who(user: str | None = None) -> str:
-        headers = stage.callers["granted"] | ({"X-Freestyle-Vm-Linux-User-Id": user} if user else {})
-        answer = await stage.http.post(path, headers=headers, json={"command": "id -un"})
+        headers = matrix.callers["granted"] | ({"X-Freestyle-Vm-Linux-User-Id": user} if user else {})
+        answer = await matrix.http.post(path, headers=headers, json={"command": "id -un"})
         said = answer.json()
         return str(said.get("stdout", said.get("code"))).strip()
 
     async def journal(user: str | None = None) -> set[str] | str:
         """The messages that the token reads from the guest, or why it may not."""
-        headers = stage.callers["granted"] | ({"X-Freestyle-Vm-Linux-User-Id": user} if user else {})
-        answer = await stage.http.get(f"/observability/v1/logs?vmId={vm}&search=secret", headers=headers)
+        headers = matrix.callers["granted"] | ({"X-Freestyle-Vm-Linux-User-Id": user} if user else {})
+        answer = await matrix.http.get(f"/observability/v1/logs?vmId={vm}&search=secret", headers=headers)
         said = answer.json()
         return str(said["code"]) if "code" in said else {line["message"] for line in said["logs"]}
 
-    await stage.http.post(path, headers=owner, json={"command": "logger secret of root; journalctl --sync"})
+    await matrix.http.post(path, headers=owner, json={"command": "logger secret of root; journalctl --sync"})
     try:
         assert await who() == "root"
         assert await journal() == {"secret of root"}
@@ -413,7 +415,7 @@ async def test_tokens_act_and_read_logs_as_their_allowed_users(stage: Stage, ser
         assert [await journal(), await journal("bob")] == ["FORBIDDEN", set()]
         # What a user sees is the guest's to decide: members of this group read the whole journal.
         member = {"command": "usermod -aG systemd-journal bob"}
-        assert (await stage.http.post(path, headers=owner, json=member)).json()["statusCode"] == 0
+        assert (await matrix.http.post(path, headers=owner, json=member)).json()["statusCode"] == 0
         assert [await journal("alice"), await journal("bob")] == [set(), {"secret of root"}]
     finally:
         await identities.update(account, identity, vm, None)

@@ -8,21 +8,21 @@ import pytest
 import pytest_asyncio
 
 from support.api_calls import refused
-from support.fake_site import FakeSite, fake_site
+from support.fake_api import FakeApi, fake_api
 from support.waiting import until
 
 BACKGROUND = {"x-freestyle-background-after-secs": "5"}
 
 
 @pytest_asyncio.fixture
-async def site(tmp_path: Path) -> AsyncIterator[FakeSite]:
-    async with fake_site(tmp_path, max_calls=4, max_creations=2) as opened:
+async def api(tmp_path: Path) -> AsyncIterator[FakeApi]:
+    async with fake_api(tmp_path, max_calls=4, max_creations=2) as opened:
         yield opened
 
 
-async def test_calls_over_the_limit_are_refused(site: FakeSite) -> None:
-    vms = f"{site.url}/v1/vms"
-    async with site.http() as http:
+async def test_calls_over_the_limit_are_refused(api: FakeApi) -> None:
+    vms = f"{api.url}/v1/vms"
+    async with api.http() as http:
         waiting = [asyncio.create_task(http.post("/await")) for _ in range(4)]
 
         async def refuses() -> bool:
@@ -33,24 +33,24 @@ async def test_calls_over_the_limit_are_refused(site: FakeSite) -> None:
             refused(answer, 503, "SERVICE_UNAVAILABLE")
             assert int(answer.headers["retry-after"]) >= 1
         assert not any(each.done() for each in waiting)
-        await site.installation.machines.kill(site.vm)
+        await api.installation.machines.kill(api.vm)
         ended = await asyncio.gather(*waiting)
         assert [each.status_code for each in ended] == [200] * 4
         assert (await http.get(vms)).status_code == 200
 
 
-async def test_concurrent_creates_are_bounded(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_creates_are_bounded(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two creates wait for their guests: a third is refused until one of them is done."""
-    dial, begun, released = site.world.dial, list[str](), asyncio.Event()
+    dial, begun, released = api.world.dial, list[str](), asyncio.Event()
 
     async def dial_later(place: object) -> object:
         begun.append(str(place))
         await released.wait()
         return await dial(place)  # type: ignore[arg-type]  # passed on as it came
 
-    monkeypatch.setattr(site.world, "dial", dial_later)
-    vms = f"{site.url}/v1/vms"
-    async with site.http() as http:
+    monkeypatch.setattr(api.world, "dial", dial_later)
+    vms = f"{api.url}/v1/vms"
+    async with api.http() as http:
         creating = [asyncio.create_task(http.post(vms)) for _ in range(2)]
         await until(lambda: len(begun) >= 2, 60)
         for headers in ({}, BACKGROUND):

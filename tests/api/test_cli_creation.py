@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from support.pseudo_terminal import typed
+from support.run_cli import PROGRAM, Shell
 from support.scripted_server import Reply, Script, scripted
-from support.typed import PROGRAM, Shell
 
 VM = "x" * 20
 ONCE = "building the template of 2x1Gx20G (once for each size; 1 to 2 minutes without KVM)"

@@ -15,8 +15,8 @@ from stead.cli.commands import ENTRIES, _loaded
 from stead.cli.main import app
 from support.any_server import SNAPSHOT, UUID, VM, VPC, any_server
 from support.odd_values import odd_text
+from support.run_cli import PROGRAM, Shell
 from support.scripted_server import Pieces, Reply, scripted
-from support.typed import PROGRAM, Shell
 
 SEED = 20_261
 GOOD = (VM, SNAPSHOT, VPC, UUID, "80", "/tmp/file", "name", f"{VM}:/tmp/x", "ls")

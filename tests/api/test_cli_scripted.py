@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from stead.cli.main import app
+from support.run_cli import PROGRAM, Shell
 from support.scripted_server import Pieces, Reply, Script, Seen, scripted
-from support.typed import PROGRAM, Shell
 
 VM = "x" * 20
 

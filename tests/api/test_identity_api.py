@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from stead.api.app import create_app, with_middleware
 from stead.identity.identities import Identities
 from stead.repos.repos import Repos
-from support.git_hosting import staged
+from support.git_hosting import open_hosting
 
 BASE = "/identity/v1/identities"
 NOWHERE = "00000000-0000-4000-8000-000000000000"
@@ -74,7 +74,7 @@ class Client:
 
 
 @dataclass
-class Stage:
+class TwoAccounts:
     http: httpx2.AsyncClient
     ours: Client
     theirs: Client
@@ -88,8 +88,8 @@ def app() -> FastAPI:
 
 
 @pytest_asyncio.fixture
-async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(tmp_path) as git:
+async def two_accounts(app: FastAPI, tmp_path: Path) -> AsyncIterator[TwoAccounts]:
+    async with open_hosting(tmp_path) as git:
 
         async def owns(account: str, machine: str) -> bool:
             return {MACHINE: git.ours, FOREIGN: git.theirs}.get(machine) == account
@@ -104,7 +104,7 @@ async def stage(app: FastAPI, tmp_path: Path) -> AsyncIterator[Stage]:
                 _, key = await git.accounts.create_key(account)
                 clients.append(Client(http, {"Authorization": f"Bearer {key}"}))
             ours, theirs = clients
-            yield Stage(http, ours, theirs, git.ours, git.repos)
+            yield TwoAccounts(http, ours, theirs, git.ours, git.repos)
         await calls.close()
 
 
@@ -112,8 +112,8 @@ def fill(path: str, identity: str, machine: str = MACHINE, token: str = NOWHERE)
     return path.format(i=identity, t=token, r=NOWHERE, v=machine)
 
 
-async def test_identities_are_created_listed_and_deleted(stage: Stage) -> None:
-    ours = stage.ours
+async def test_identities_are_created_listed_and_deleted(two_accounts: TwoAccounts) -> None:
+    ours = two_accounts.ours
     made = [await ours.succeed("POST", "", options) for options in (None, {}, {"name": "ci"})]
     for identity, name in zip(made, (None, None, "ci"), strict=True):
         assert identity.pop("created") is True
@@ -135,10 +135,10 @@ async def test_identities_are_created_listed_and_deleted(stage: Stage) -> None:
     await ours.fail(404, "IDENTITY_NOT_FOUND", "DELETE", f"/{made[0]['id']}")
 
 
-async def test_list_counts_the_permissions_of_each_identity(stage: Stage) -> None:
-    ours = stage.ours
+async def test_list_counts_the_permissions_of_each_identity(two_accounts: TwoAccounts) -> None:
+    ours = two_accounts.ours
     some, other = await ours.identity(), await ours.identity()
-    repos = [(await stage.repos.create(stage.account)).id for _ in range(2)]
+    repos = [(await two_accounts.repos.create(two_accounts.account)).id for _ in range(2)]
     await ours.succeed("POST", f"/{some}/permissions/vm/{MACHINE}")
     for repo in repos:
         await ours.succeed("POST", f"/{some}/permissions/git/{repo}", {"permission": "read"})
@@ -154,20 +154,20 @@ async def test_list_counts_the_permissions_of_each_identity(stage: Stage) -> Non
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 201, 7])
-async def test_invalid_identity_names_are_refused(stage: Stage, name: Any) -> None:
-    await stage.ours.fail(400, "INVALID_REQUEST", "POST", "", {"name": name})
-    assert (await stage.ours.succeed("GET", ""))["total"] == 0
+async def test_invalid_identity_names_are_refused(two_accounts: TwoAccounts, name: Any) -> None:
+    await two_accounts.ours.fail(400, "INVALID_REQUEST", "POST", "", {"name": name})
+    assert (await two_accounts.ours.succeed("GET", ""))["total"] == 0
 
 
-async def test_token_is_valid_until_revoked(stage: Stage) -> None:
-    ours = stage.ours
+async def test_token_is_valid_until_revoked(two_accounts: TwoAccounts) -> None:
+    ours = two_accounts.ours
     identity = await ours.identity()
     made = await ours.succeed("POST", f"/{identity}/tokens")
     assert made.keys() == {"id", "token"}
     assert re.fullmatch(r"stid_[A-Za-z0-9_-]{43}", made["token"])
     assert await ours.succeed("GET", f"/{identity}/tokens") == {"tokens": [{"id": made["id"]}]}
 
-    holder = Client(stage.http, {"X-Freestyle-Identity-Access-Token": made["token"]})
+    holder = Client(two_accounts.http, {"X-Freestyle-Identity-Access-Token": made["token"]})
     await holder.fail(403, "FORBIDDEN", "GET", "")
     assert await ours.succeed("DELETE", f"/{identity}/tokens/{made['id']}") == {}
     await holder.fail(401, "UNAUTHORIZED_ERROR", "GET", "")
@@ -175,8 +175,8 @@ async def test_token_is_valid_until_revoked(stage: Stage) -> None:
     await ours.fail(404, "NOT_FOUND", "DELETE", f"/{identity}/tokens/{made['id']}")
 
 
-async def test_vm_permission_is_granted_updated_and_revoked(stage: Stage) -> None:
-    ours = stage.ours
+async def test_vm_permission_is_granted_updated_and_revoked(two_accounts: TwoAccounts) -> None:
+    ours = two_accounts.ours
     identity = await ours.identity()
     path = f"/{identity}/permissions/vm/{MACHINE}"
     await ours.fail(404, "VM_PERMISSION_NOT_FOUND", "GET", path)
@@ -189,7 +189,7 @@ async def test_vm_permission_is_granted_updated_and_revoked(stage: Stage) -> Non
         "identityId": identity,
         "allowedUsers": ["alice", "bob"],
         "grantedAt": granted["grantedAt"],
-        "grantedBy": stage.account,
+        "grantedBy": two_accounts.account,
     }
     assert TIME.fullmatch(granted["grantedAt"])
     assert await ours.succeed("GET", path) == granted
@@ -215,34 +215,34 @@ async def test_vm_permission_is_granted_updated_and_revoked(stage: Stage) -> Non
         {"content": b"", "headers": {"Content-Type": "application/json"}},
     ],
 )
-async def test_permission_without_users_allows_every_user(stage: Stage, options: Any) -> None:
-    identity = await stage.ours.identity()
-    headers = stage.ours.headers | options.pop("headers", {})
+async def test_permission_without_users_allows_every_user(two_accounts: TwoAccounts, options: Any) -> None:
+    identity = await two_accounts.ours.identity()
+    headers = two_accounts.ours.headers | options.pop("headers", {})
     path = f"{BASE}/{identity}/permissions/vm/{MACHINE}"
     for method in ("POST", "PUT"):
-        answer = await stage.http.request(method, path, headers=headers, **options)
+        answer = await two_accounts.http.request(method, path, headers=headers, **options)
         assert answer.status_code == 200, answer.text
         assert answer.json()["allowedUsers"] is None
 
 
-async def test_vm_of_another_account_cannot_be_granted(stage: Stage) -> None:
-    identity = await stage.ours.identity()
+async def test_vm_of_another_account_cannot_be_granted(two_accounts: TwoAccounts) -> None:
+    identity = await two_accounts.ours.identity()
     for machine in (FOREIGN, "nowhere"):
         path = f"/{identity}/permissions/vm/{machine}"
-        body = await stage.ours.fail(404, "VM_NOT_FOUND", "POST", path, {})
+        body = await two_accounts.ours.fail(404, "VM_NOT_FOUND", "POST", path, {})
         assert body["vmId"] == machine
         assert body["message"] == f"VM {machine} not found"
 
 
-async def test_second_of_two_concurrent_grants_is_a_conflict(stage: Stage) -> None:
+async def test_second_of_two_concurrent_grants_is_a_conflict(two_accounts: TwoAccounts) -> None:
     for _ in range(5):
-        path = f"/{await stage.ours.identity()}/permissions/vm/{MACHINE}"
-        answers = await asyncio.gather(*(stage.ours.send("POST", path, {}) for _ in range(4)))
+        path = f"/{await two_accounts.ours.identity()}/permissions/vm/{MACHINE}"
+        answers = await asyncio.gather(*(two_accounts.ours.send("POST", path, {}) for _ in range(4)))
         assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
 
 
-async def test_missing_repository_cannot_be_granted(stage: Stage) -> None:
-    ours = stage.ours
+async def test_missing_repository_cannot_be_granted(two_accounts: TwoAccounts) -> None:
+    ours = two_accounts.ours
     identity = await ours.identity()
     assert await ours.succeed("GET", f"/{identity}/permissions/git?offset=0") == {"repositories": []}
     path = f"/{identity}/permissions/git/{NOWHERE}"
@@ -253,34 +253,36 @@ async def test_missing_repository_cannot_be_granted(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), ENDPOINTS)
-async def test_only_the_accounts_own_key_may_manage_identities(stage: Stage, method: str, path: str) -> None:
+async def test_only_the_accounts_own_key_may_manage_identities(
+    two_accounts: TwoAccounts, method: str, path: str
+) -> None:
     """Every endpoint refuses no credentials, a token of the identity itself, and another account."""
-    identity = await stage.ours.identity()
-    token = await stage.ours.succeed("POST", f"/{identity}/tokens")
-    granted = await stage.ours.succeed("POST", f"/{identity}/permissions/vm/{MACHINE}")
+    identity = await two_accounts.ours.identity()
+    token = await two_accounts.ours.succeed("POST", f"/{identity}/tokens")
+    granted = await two_accounts.ours.succeed("POST", f"/{identity}/permissions/vm/{MACHINE}")
     body = {"permission": "read"} if method in ("POST", "PUT") else None
     where = fill(path, identity, token=token["id"])
 
-    await Client(stage.http, {}).fail(401, "UNAUTHORIZED_ERROR", method, where, body)
+    await Client(two_accounts.http, {}).fail(401, "UNAUTHORIZED_ERROR", method, where, body)
     for headers in (
         {"X-Freestyle-Identity-Access-Token": token["token"]},
         {"Authorization": f"Bearer {token['token']}"},
     ):
-        await Client(stage.http, headers).fail(403, "FORBIDDEN", method, where, body)
+        await Client(two_accounts.http, headers).fail(403, "FORBIDDEN", method, where, body)
     if path:
         messages = []
         for target in (identity, NOWHERE):
             for machine in (MACHINE, FOREIGN):
                 where = fill(path, target, machine, token["id"])
-                failed = await stage.theirs.fail(404, "IDENTITY_NOT_FOUND", method, where, body)
+                failed = await two_accounts.theirs.fail(404, "IDENTITY_NOT_FOUND", method, where, body)
                 messages.append(str(failed).replace(target, "?"))
         assert len(set(messages)) == 1
     else:
-        await stage.theirs.succeed(method, path)
-        assert (await stage.ours.succeed("GET", ""))["total"] == 1
+        await two_accounts.theirs.succeed(method, path)
+        assert (await two_accounts.ours.succeed("GET", ""))["total"] == 1
 
-    assert await stage.ours.succeed("GET", f"/{identity}/permissions/vm/{MACHINE}") == granted
-    assert await stage.ours.succeed("GET", f"/{identity}/tokens") == {"tokens": [{"id": token["id"]}]}
+    assert await two_accounts.ours.succeed("GET", f"/{identity}/permissions/vm/{MACHINE}") == granted
+    assert await two_accounts.ours.succeed("GET", f"/{identity}/tokens") == {"tokens": [{"id": token["id"]}]}
 
 
 @pytest.mark.parametrize(
@@ -296,20 +298,20 @@ async def test_only_the_accounts_own_key_may_manage_identities(stage: Stage, met
         f"offset={10**30}",
     ],
 )
-async def test_invalid_pages_are_refused(stage: Stage, query: str) -> None:
-    identity = await stage.ours.identity()
+async def test_invalid_pages_are_refused(two_accounts: TwoAccounts, query: str) -> None:
+    identity = await two_accounts.ours.identity()
     for path in ("", f"/{identity}/permissions/vm", f"/{identity}/permissions/git"):
-        await stage.ours.fail(400, "INVALID_REQUEST", "GET", f"{path}?{query}")
+        await two_accounts.ours.fail(400, "INVALID_REQUEST", "GET", f"{path}?{query}")
 
 
 @pytest.mark.parametrize("users", [["a b"], [""], ["a:b"], [1], "alice", {"alice": 1}, ["x"] * 1001])
-async def test_invalid_users_are_refused(stage: Stage, users: Any) -> None:
-    path = f"/{await stage.ours.identity()}/permissions/vm/{MACHINE}"
-    await stage.ours.fail(400, "INVALID_REQUEST", "POST", path, {"allowedUsers": users})
-    await stage.ours.fail(404, "VM_PERMISSION_NOT_FOUND", "GET", path)
+async def test_invalid_users_are_refused(two_accounts: TwoAccounts, users: Any) -> None:
+    path = f"/{await two_accounts.ours.identity()}/permissions/vm/{MACHINE}"
+    await two_accounts.ours.fail(400, "INVALID_REQUEST", "POST", path, {"allowedUsers": users})
+    await two_accounts.ours.fail(404, "VM_PERMISSION_NOT_FOUND", "GET", path)
 
 
 @pytest.mark.parametrize("identity", ["x", "a" * 5000, "%00", "%F0%9F%98%80", "%FF", "'", "%25"])
-async def test_malformed_ids_are_not_found(stage: Stage, identity: str) -> None:
-    await stage.ours.fail(404, "IDENTITY_NOT_FOUND", "DELETE", f"/{identity}")
-    await stage.ours.fail(404, "IDENTITY_NOT_FOUND", "POST", f"/{identity}/permissions/vm/{MACHINE}")
+async def test_malformed_ids_are_not_found(two_accounts: TwoAccounts, identity: str) -> None:
+    await two_accounts.ours.fail(404, "IDENTITY_NOT_FOUND", "DELETE", f"/{identity}")
+    await two_accounts.ours.fail(404, "IDENTITY_NOT_FOUND", "POST", f"/{identity}/permissions/vm/{MACHINE}")

@@ -12,8 +12,8 @@ from stead.machines.records import Properties
 from stead.settings import Settings
 from support.api_calls import another_account, refused
 from support.installations import Server, another_installation
+from support.run_cli import Shell
 from support.serve_process import client_of
-from support.typed import Shell
 from support.waiting import until
 
 

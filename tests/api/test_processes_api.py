@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from support.fake_site import USER, FakeSite, closed, fake_site
+from support.fake_api import USER, FakeApi, closed, fake_api
 from support.waiting import until
 
 
 @pytest_asyncio.fixture(scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeSite]:
-    async with fake_site(tmp_path_factory.mktemp("site")) as site:
-        yield site
+async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeApi]:
+    async with fake_api(tmp_path_factory.mktemp("site")) as api:
+        yield api
 
 
-async def test_start_write_read_and_wait(site: FakeSite) -> None:
-    async with site.http() as http:
+async def test_start_write_read_and_wait(api: FakeApi) -> None:
+    async with api.http() as http:
         made = (await http.post("/processes", json={"command": "cat", "stdin": True, "id": "p"})).json()
         assert made == {
             "id": "p",
@@ -41,7 +41,7 @@ async def test_start_write_read_and_wait(site: FakeSite) -> None:
         }
         assert (await http.post("/processes/p/stdin", content=b"abc")).json() == {}
         assert (await http.post("/processes/p/stdin?close=true", content=b"def")).json() == {}
-        assert site.session("p").stdin_closed
+        assert api.session("p").stdin_closed
         page = (await http.get("/processes/p/output?offset=2&limit=3")).json()
         chunk = {"stream": "stdout", "offset": 2, "data": base64.b64encode(b"cde").decode()}
         assert (page["chunks"], page["nextOffset"], page["cut"]) == ([chunk], 5, None)
@@ -70,15 +70,15 @@ async def test_start_write_read_and_wait(site: FakeSite) -> None:
         ("/processes/p/signal", {"signal": "SIGNONE"}),
     ],
 )
-async def test_invalid_requests_are_refused(site: FakeSite, path: str, body: dict[str, object]) -> None:
-    async with site.http() as http:
+async def test_invalid_requests_are_refused(api: FakeApi, path: str, body: dict[str, object]) -> None:
+    async with api.http() as http:
         answer = await http.post(path, json=body)
     expected = "INVALID_SESSION_ID" if body.get("id") else "INVALID_REQUEST"
     assert (answer.status_code, answer.json()["code"]) == (400, expected)
 
 
-async def test_a_signal_to_an_exited_process_is_an_error(site: FakeSite) -> None:
-    async with site.http() as http:
+async def test_a_signal_to_an_exited_process_is_an_error(api: FakeApi) -> None:
+    async with api.http() as http:
         await http.post("/processes", json={"command": "exit 3", "id": "done"})
         assert (await http.get("/processes/done/wait")).json()["exitCode"] == 3
         answer = await http.post("/processes/done/signal", json={"signal": "SIGTERM"})
@@ -87,8 +87,8 @@ async def test_a_signal_to_an_exited_process_is_an_error(site: FakeSite) -> None
         assert (await http.delete("/processes/done")).status_code == 200
 
 
-async def test_processes_of_other_linux_users(site: FakeSite) -> None:
-    async with site.http(**{USER: "alice"}) as alice, site.http(**{USER: "bob"}) as bob:
+async def test_processes_of_other_linux_users(api: FakeApi) -> None:
+    async with api.http(**{USER: "alice"}) as alice, api.http(**{USER: "bob"}) as bob:
         await alice.post("/processes", json={"command": "cat", "id": "hers"})
         assert (await bob.get("/processes")).json() == {"processes": []}
         refused = await bob.delete("/processes/hers")
@@ -96,11 +96,11 @@ async def test_processes_of_other_linux_users(site: FakeSite) -> None:
         await alice.delete("/processes/hers")
 
 
-async def test_attach_from_an_offset(site: FakeSite) -> None:
-    async with site.http() as http:
+async def test_attach_from_an_offset(api: FakeApi) -> None:
+    async with api.http() as http:
         await http.post("/processes", json={"command": "cat", "stdin": True, "id": "a"})
         await http.post("/processes/a/stdin", content=b"abcdef")
-    async with site.socket("/processes/a/attach?offset=4") as process:
+    async with api.socket("/processes/a/attach?offset=4") as process:
         first = json.loads(await process.recv())
         assert (first["type"], first["id"], first["offset"]) == ("process", "a", 6)
         assert await process.recv() == b"\x01ef"
@@ -111,14 +111,14 @@ async def test_attach_from_an_offset(site: FakeSite) -> None:
         last = json.loads(await process.recv())
         assert (last["type"], last["exitCode"], last["status"]) == ("exited", 3, "exited")
         assert (await closed(process))[0] == 1000
-    assert site.session("a").stdin_closed
+    assert api.session("a").stdin_closed
 
 
 # Ports
 
 
 @contextlib.asynccontextmanager
-async def service(site: FakeSite, port: int) -> AsyncIterator[list[bytes]]:
+async def service(api: FakeApi, port: int) -> AsyncIterator[list[bytes]]:
     """A program in the guest that reads to the end and answers with the length."""
     seen: list[bytes] = []
 
@@ -130,14 +130,14 @@ async def service(site: FakeSite, port: int) -> AsyncIterator[list[bytes]]:
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    site.sessions.ports[port] = server.sockets[0].getsockname()
+    api.sessions.ports[port] = server.sockets[0].getsockname()
     async with server:
         yield seen
-    del site.sessions.ports[port]
+    del api.sessions.ports[port]
 
 
-async def test_forwarded_connection_with_half_close(site: FakeSite) -> None:
-    async with service(site, 3000) as seen, site.socket("/forward/3000") as tunnel:
+async def test_forwarded_connection_with_half_close(api: FakeApi) -> None:
+    async with service(api, 3000) as seen, api.socket("/forward/3000") as tunnel:
         for _ in range(8):
             await tunnel.send(b"x" * 500_000)
         await tunnel.send('{"type": "eof"}')
@@ -147,17 +147,17 @@ async def test_forwarded_connection_with_half_close(site: FakeSite) -> None:
         assert [len(each) for each in seen] == [4_000_000]
 
 
-async def test_refused_port_is_an_answer_before_the_upgrade(site: FakeSite) -> None:
-    status, body = await site.refusal("/forward/4444")
+async def test_refused_port_is_an_answer_before_the_upgrade(api: FakeApi) -> None:
+    status, body = await api.refusal("/forward/4444")
     assert (status, body["code"]) == (502, "CONNECTION_REFUSED")
     for path in ("/forward/0", "/forward/65536", "/forward/x"):
-        status, body = await site.refusal(path)
+        status, body = await api.refusal(path)
         assert (status, body["code"]) == (400, "INVALID_REQUEST"), path
 
 
-async def test_client_that_leaves_closes_the_connection_in_the_vm(site: FakeSite) -> None:
-    async with service(site, 3000) as seen:
-        async with site.socket("/forward/3000") as tunnel:
+async def test_client_that_leaves_closes_the_connection_in_the_vm(api: FakeApi) -> None:
+    async with service(api, 3000) as seen:
+        async with api.socket("/forward/3000") as tunnel:
             await tunnel.send(b"half")
             await asyncio.sleep(0.1)
 

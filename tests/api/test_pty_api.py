@@ -14,22 +14,22 @@ from websockets.exceptions import ConnectionClosed
 
 from stead.api import server
 from stead.api.server import running
+from support.fake_api import USER, FakeApi, closed, fake_api, stands_still
 from support.fake_sessions import SCREEN, frame
-from support.fake_site import USER, FakeSite, closed, fake_site, stands_still
 from support.internals import inside
 from support.waiting import until
 
 
 @pytest_asyncio.fixture(scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeSite]:
-    async with fake_site(tmp_path_factory.mktemp("site")) as site:
-        yield site
+async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeApi]:
+    async with fake_api(tmp_path_factory.mktemp("site")) as api:
+        yield api
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def no_sessions(site: FakeSite) -> AsyncIterator[None]:
+async def no_sessions(api: FakeApi) -> AsyncIterator[None]:
     yield
-    for process in site.world.alive(site.vm):
+    for process in api.world.alive(api.vm):
         process.sessions.table.clear()
 
 
@@ -41,9 +41,9 @@ async def opened(socket: ClientConnection) -> str:
     return str(info["sessionId"])
 
 
-async def test_open_write_resize_and_exit(site: FakeSite) -> None:
-    async with site.socket("/pty?cols=120&rows=30&exec=cat") as terminal:
-        session = site.session(await opened(terminal))
+async def test_open_write_resize_and_exit(api: FakeApi) -> None:
+    async with api.socket("/pty?cols=120&rows=30&exec=cat") as terminal:
+        session = api.session(await opened(terminal))
         assert (session.argv, session.cols, session.rows) == (["/bin/sh", "-c", "cat"], 120, 30)
         await terminal.send(b"hello")
         assert await terminal.recv() == b"hello"
@@ -54,90 +54,90 @@ async def test_open_write_resize_and_exit(site: FakeSite) -> None:
     assert (session.cols, session.rows) == (200, 60)
 
 
-async def test_no_program_is_the_login_shell(site: FakeSite) -> None:
-    async with site.socket("/pty?cols=80&rows=24") as terminal:
-        assert site.session(await opened(terminal)).argv == []
+async def test_no_program_is_the_login_shell(api: FakeApi) -> None:
+    async with api.socket("/pty?cols=80&rows=24") as terminal:
+        assert api.session(await opened(terminal)).argv == []
 
 
 @pytest.mark.parametrize(("signal", "code"), [("SIGKILL", 137), ("SIGINT", 130)])
-async def test_signals_and_exit_codes_of_signals(site: FakeSite, signal: str, code: int) -> None:
-    async with site.socket("/pty?exec=cat") as terminal:
+async def test_signals_and_exit_codes_of_signals(api: FakeApi, signal: str, code: int) -> None:
+    async with api.socket("/pty?exec=cat") as terminal:
         await opened(terminal)
         await terminal.send(json.dumps({"type": "signal", "signal": signal}))
         assert json.loads(await terminal.recv()) == {"type": "exited", "exitCode": code}
 
 
-async def test_sizes_out_of_range_are_clamped(site: FakeSite) -> None:
-    async with site.socket("/pty?cols=0&rows=99999&exec=cat") as terminal:
-        session = site.session(await opened(terminal))
+async def test_sizes_out_of_range_are_clamped(api: FakeApi) -> None:
+    async with api.socket("/pty?cols=0&rows=99999&exec=cat") as terminal:
+        session = api.session(await opened(terminal))
         assert (session.cols, session.rows) == (1, 1000)
 
 
-async def test_detached_sessions_keep_running_and_replay_their_screen(site: FakeSite) -> None:
-    async with site.socket("/pty?exec=cat&sessionId=mine") as terminal:
+async def test_detached_sessions_keep_running_and_replay_their_screen(api: FakeApi) -> None:
+    async with api.socket("/pty?exec=cat&sessionId=mine") as terminal:
         await opened(terminal)
         await terminal.send(b"before")
         assert await terminal.recv() == b"before"
-    assert not site.session("mine").ended.is_set()
-    async with site.socket("/pty/sessions/mine?cols=10&rows=5") as first:
+    assert not api.session("mine").ended.is_set()
+    async with api.socket("/pty/sessions/mine?cols=10&rows=5") as first:
         assert json.loads(await first.recv()) == {"type": "sessionInfo", "sessionId": "mine"}
         assert await first.recv() == b"screen:before"
-        async with site.socket("/pty/sessions/mine") as second:
+        async with api.socket("/pty/sessions/mine") as second:
             await opened(second)
             await second.send(b"both")
             assert await first.recv() == await second.recv() == b"both"
-            async with site.http() as http:
+            async with api.http() as http:
                 (listed,) = (await http.get("/pty/sessions")).json()["sessions"]
             assert listed["attachedCount"] == 2
 
 
-async def test_replay_is_one_message_of_many_frames(site: FakeSite) -> None:
-    async with site.socket("/pty?exec=cat&sessionId=long") as terminal:
+async def test_replay_is_one_message_of_many_frames(api: FakeApi) -> None:
+    async with api.socket("/pty?exec=cat&sessionId=long") as terminal:
         await opened(terminal)
-    session = site.session("long")
+    session = api.session("long")
     session.output += b"0123456789abcdef" * (3 << 16)
-    async with site.socket("/pty/sessions/long") as terminal:
+    async with api.socket("/pty/sessions/long") as terminal:
         await terminal.recv()
         frames = [each async for each in terminal.recv_streaming()]
         assert len(frames) > 2
         assert b"".join(each for each in frames if isinstance(each, bytes)) == b"screen:" + session.output
         await terminal.send(b"live")
         assert await terminal.recv() == b"live"
-    async with site.socket("/pty/sessions/long") as terminal:
+    async with api.socket("/pty/sessions/long") as terminal:
         await terminal.recv()
         assert await terminal.recv() == b"screen:" + session.output
 
 
 async def test_client_is_told_why_it_is_evicted_in_the_middle_of_a_replay(tmp_path: Path) -> None:
-    async with fake_site(tmp_path) as site, site.socket("/pty?exec=cat") as terminal:
-        session = site.session(await opened(terminal))
+    async with fake_api(tmp_path) as api, api.socket("/pty?exec=cat") as terminal:
+        session = api.session(await opened(terminal))
         (guest,) = session.clients
         guest.write(frame(SCREEN, bytes(1 << 20))[: 1 << 19])
         arriving = terminal.recv_streaming()
         assert await anext(arriving)
-        await site.installation.machines.suspend(site.vm)
+        await api.installation.machines.suspend(api.vm)
         with pytest.raises(ConnectionClosed):
             async for _ in arriving:
                 pass
         assert (terminal.close_code, terminal.close_reason) == (1001, "the VM was suspended")
 
 
-async def test_late_clients_of_an_exited_session_get_its_exit_code(site: FakeSite) -> None:
-    async with site.socket("/pty?exec=exit+5&sessionId=done") as terminal:
+async def test_late_clients_of_an_exited_session_get_its_exit_code(api: FakeApi) -> None:
+    async with api.socket("/pty?exec=exit+5&sessionId=done") as terminal:
         await opened(terminal)
         assert json.loads(await terminal.recv()) == {"type": "exited", "exitCode": 5}
-    async with site.socket("/pty/sessions/done") as terminal:
+    async with api.socket("/pty/sessions/done") as terminal:
         await opened(terminal)
         assert json.loads(await terminal.recv()) == {"type": "exited", "exitCode": 5}
         assert (await closed(terminal))[0] == 1000
     # The guest drops it after a minute.
-    del site.sessions.table["done"]
-    status, body = await site.refusal("/pty/sessions/done")
+    del api.sessions.table["done"]
+    status, body = await api.refusal("/pty/sessions/done")
     assert (status, body["code"], body["sessionId"]) == (410, "SESSION_EXPIRED", "done")
 
 
-async def test_list_and_close(site: FakeSite) -> None:
-    async with site.socket("/pty?exec=cat&sessionId=one") as terminal, site.http() as http:
+async def test_list_and_close(api: FakeApi) -> None:
+    async with api.socket("/pty?exec=cat&sessionId=one") as terminal, api.http() as http:
         await opened(terminal)
         assert (await http.get("/pty/sessions")).json() == {
             "sessions": [
@@ -164,10 +164,10 @@ async def test_list_and_close(site: FakeSite) -> None:
         assert (again.status_code, again.json()["code"]) == (404, "SESSION_NOT_FOUND")
 
 
-async def test_refusals_before_the_upgrade(site: FakeSite) -> None:
-    async with site.socket("/pty?exec=cat&sessionId=taken", headers={USER: "alice"}) as terminal:
+async def test_refusals_before_the_upgrade(api: FakeApi) -> None:
+    async with api.socket("/pty?exec=cat&sessionId=taken", headers={USER: "alice"}) as terminal:
         await opened(terminal)
-        vm = site.vm
+        vm = api.vm
         cases: list[tuple[str, dict[str, str], int, dict[str, Any]]] = [
             ("/pty?sessionId=a%2Fb", {}, 400, {"code": "INVALID_SESSION_ID", "sessionId": "a/b"}),
             ("/pty/sessions/a%20b", {}, 400, {"code": "INVALID_SESSION_ID", "sessionId": "a b"}),
@@ -182,21 +182,21 @@ async def test_refusals_before_the_upgrade(site: FakeSite) -> None:
             ("/pty?cols=many", {}, 400, {"code": "INVALID_REQUEST"}),
         ]
         for path, headers, status, wanted in cases:
-            refused, body = await site.refusal(path, headers=headers)
+            refused, body = await api.refusal(path, headers=headers)
             assert (refused, {name: body.get(name) for name in wanted}) == (status, wanted), path
-        async with site.http(**{USER: "bob"}) as http:
+        async with api.http(**{USER: "bob"}) as http:
             assert (await http.get("/pty/sessions")).json() == {"sessions": []}
             assert (await http.delete("/pty/sessions/taken")).json()["code"] == "SESSION_USER_MISMATCH"
-        async with site.http() as http:
+        async with api.http() as http:
             assert (await http.get("/pty/sessions")).json()["sessions"][0]["user"] == "alice"
 
 
-async def test_session_cap(site: FakeSite) -> None:
-    async with site.socket("/pty?exec=cat&sessionId=first") as terminal:
+async def test_session_cap(api: FakeApi) -> None:
+    async with api.socket("/pty?exec=cat&sessionId=first") as terminal:
         await opened(terminal)
-        first = site.session("first")
-        site.sessions.table.update({f"s{n}": replace(first, id=f"s{n}") for n in range(127)})
-        status, body = await site.refusal("/pty?exec=cat")
+        first = api.session("first")
+        api.sessions.table.update({f"s{n}": replace(first, id=f"s{n}") for n in range(127)})
+        status, body = await api.refusal("/pty?exec=cat")
         assert (status, body["code"], body["limit"]) == (429, "SESSION_CAP_REACHED", 128)
 
 
@@ -208,16 +208,16 @@ async def test_session_cap(site: FakeSite) -> None:
     [("suspend", "suspended"), ("stop", "stopped"), ("kill", "killed"), ("delete", "deleted")],
 )
 async def test_end_of_a_run_evicts_clients_and_says_why(tmp_path: Path, end: str, reason: str) -> None:
-    async with fake_site(tmp_path) as site, site.socket("/pty?exec=cat&sessionId=one") as terminal:
+    async with fake_api(tmp_path) as api, api.socket("/pty?exec=cat&sessionId=one") as terminal:
         await opened(terminal)
-        await getattr(site.installation.machines, end)(site.vm)
+        await getattr(api.installation.machines, end)(api.vm)
         assert await closed(terminal) == (1001, f"the VM was {reason}")
 
 
 async def test_crash_of_the_vm_evicts_clients(tmp_path: Path) -> None:
-    async with fake_site(tmp_path) as site, site.socket("/pty?exec=cat") as terminal:
+    async with fake_api(tmp_path) as api, api.socket("/pty?exec=cat") as terminal:
         await opened(terminal)
-        site.world.of(site.vm).end("ended by SIGSEGV")
+        api.world.of(api.vm).end("ended by SIGSEGV")
         code, reason = await closed(terminal)
         assert code == 1001
         assert reason.startswith("the VM ended: ")
@@ -225,9 +225,9 @@ async def test_crash_of_the_vm_evicts_clients(tmp_path: Path) -> None:
 
 async def test_attached_terminal_does_not_hold_its_vm_awake(tmp_path: Path) -> None:
     """Bytes count as activity, an open WebSocket does not; the next attach wakes the VM."""
-    async with fake_site(tmp_path, idle_timeout=1, idle_check=3600) as site:
-        machines = site.installation.machines
-        async with site.socket("/pty?exec=cat") as terminal:
+    async with fake_api(tmp_path, idle_timeout=1, idle_check=3600) as api:
+        machines = api.installation.machines
+        async with api.socket("/pty?exec=cat") as terminal:
             await opened(terminal)
             assert await inside(machines).idle.find_idle() == []
             await asyncio.sleep(1.2)
@@ -243,60 +243,60 @@ async def test_attached_terminal_does_not_hold_its_vm_awake(tmp_path: Path) -> N
             await terminal.send(json.dumps({"type": "resize", "cols": 33, "rows": 9}))
 
             async def resized() -> bool:
-                return any(each.cols == 33 for each in site.sessions.table.values())
+                return any(each.cols == 33 for each in api.sessions.table.values())
 
             await until(resized, 60)
-            assert await inside(machines).idle.find_idle() == [site.vm]
-            await machines.suspend(site.vm)
+            assert await inside(machines).idle.find_idle() == [api.vm]
+            await machines.suspend(api.vm)
             assert await closed(terminal) == (1001, "the VM was suspended")
-        async with site.socket("/pty?exec=cat") as terminal:
+        async with api.socket("/pty?exec=cat") as terminal:
             await opened(terminal)
-        assert inside(machines).processes.running(site.vm) is not None
+        assert inside(machines).processes.running(api.vm) is not None
 
 
 async def test_lost_connection_to_a_running_vm_is_an_internal_error(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stead.api.sockets._EVICTION_GRACE", 0.1)
-    async with site.socket("/pty?exec=cat") as terminal:
-        session = site.session(await opened(terminal))
+    async with api.socket("/pty?exec=cat") as terminal:
+        session = api.session(await opened(terminal))
         for client in session.clients:
             client.transport.abort()
         assert (await closed(terminal))[0] == 1011
 
 
-async def test_stop_of_the_server_closes_clients_and_leaves_sessions(site: FakeSite) -> None:
-    async with running(site.installation.settings, site.installation) as url:
-        there = replace(site, url=url)
+async def test_stop_of_the_server_closes_clients_and_leaves_sessions(api: FakeApi) -> None:
+    async with running(api.installation.settings, api.installation) as url:
+        there = replace(api, url=url)
         terminal = await there.socket("/pty?exec=cat&sessionId=stays")
         await opened(terminal)
     assert await closed(terminal) == (1001, "the server is stopping; retry when it is back")
-    assert not site.session("stays").ended.is_set()
-    async with site.socket("/pty/sessions/stays") as again:
+    assert not api.session("stays").ended.is_set()
+    async with api.socket("/pty/sessions/stays") as again:
         await opened(again)
 
 
 async def test_session_of_a_client_that_left_during_the_open_is_closed(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It never learned the id."""
     entered, leave = asyncio.Event(), asyncio.Event()
-    attached = site.sessions._attach
+    attached = api.sessions._attach
 
     async def slow(*arguments: Any) -> None:
         entered.set()
         await leave.wait()
         await attached(*arguments)
 
-    monkeypatch.setattr(site.sessions, "_attach", slow)
-    opening = asyncio.ensure_future(site.socket("/pty?exec=cat&sessionId=lost").__aenter__())
+    monkeypatch.setattr(api.sessions, "_attach", slow)
+    opening = asyncio.ensure_future(api.socket("/pty?exec=cat&sessionId=lost").__aenter__())
     await entered.wait()
-    assert "lost" in site.sessions.table
+    assert "lost" in api.sessions.table
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
 
     async def gone() -> bool:
-        return "lost" not in site.sessions.table
+        return "lost" not in api.sessions.table
 
     await until(gone, 60)
     leave.set()
@@ -305,16 +305,16 @@ async def test_session_of_a_client_that_left_during_the_open_is_closed(
 # Back-pressure
 
 
-async def test_client_that_does_not_read_stops_the_output(site: FakeSite) -> None:
+async def test_client_that_does_not_read_stops_the_output(api: FakeApi) -> None:
     """Nothing is queued: the guest is not read either, and others are served meanwhile."""
-    async with site.socket("/pty?exec=flood&sessionId=flood", max_queue=1) as slow:
+    async with api.socket("/pty?exec=flood&sessionId=flood", max_queue=1) as slow:
         await opened(slow)
         slow.transport.pause_reading()
-        session = site.session("flood")
+        session = api.session("flood")
         await stands_still(session)
         held = session.printed
         assert held < 32 << 20
-        async with site.socket("/pty?exec=cat") as other:
+        async with api.socket("/pty?exec=cat") as other:
             await opened(other)
             await other.send(b"quick")
             assert await other.recv() == b"quick"
@@ -326,11 +326,11 @@ async def test_client_that_does_not_read_stops_the_output(site: FakeSite) -> Non
         slow.transport.abort()
 
 
-async def test_endless_output_leaves_the_loop_to_others(site: FakeSite) -> None:
+async def test_endless_output_leaves_the_loop_to_others(api: FakeApi) -> None:
     async with (
-        site.socket("/pty?exec=flood&sessionId=flood") as flood,
-        site.socket("/pty?exec=cat") as other,
-        site.http() as http,
+        api.socket("/pty?exec=flood&sessionId=flood") as flood,
+        api.socket("/pty?exec=cat") as other,
+        api.http() as http,
     ):
         await opened(flood)
         await opened(other)
@@ -345,16 +345,16 @@ async def test_endless_output_leaves_the_loop_to_others(site: FakeSite) -> None:
                 await other.send(b"x")
                 assert await other.recv() == b"x"
                 assert (await http.get("/pty/sessions")).status_code == 200
-            assert site.session("flood").printed > 1 << 20
+            assert api.session("flood").printed > 1 << 20
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
 
-async def test_program_that_does_not_read_stops_the_client(site: FakeSite) -> None:
-    async with site.socket("/pty?exec=wait&sessionId=deaf") as terminal:
+async def test_program_that_does_not_read_stops_the_client(api: FakeApi) -> None:
+    async with api.socket("/pty?exec=wait&sessionId=deaf") as terminal:
         await opened(terminal)
-        session = site.session("deaf")
+        session = api.session("deaf")
         session.reads.clear()
         sent = 0
         with pytest.raises(TimeoutError):
@@ -374,12 +374,12 @@ async def test_program_that_does_not_read_stops_the_client(site: FakeSite) -> No
 # Keep-alive
 
 
-async def test_dead_client_is_disconnected(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dead_client_is_disconnected(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not answer pings, with output waiting for it; one that answers stays."""
     monkeypatch.setattr(server, "PING_INTERVAL", 0.2)
     monkeypatch.setattr(server, "PING_TIMEOUT", 0.5)
-    async with running(site.installation.settings, site.installation) as url:
-        there = replace(site, url=url)
+    async with running(api.installation.settings, api.installation) as url:
+        there = replace(api, url=url)
         async with (
             there.socket("/pty?exec=flood&sessionId=flood") as dead,
             there.socket("/pty?exec=cat&sessionId=alive") as alive,
@@ -387,10 +387,10 @@ async def test_dead_client_is_disconnected(site: FakeSite, monkeypatch: pytest.M
             await opened(dead)
             await opened(alive)
             dead.transport.pause_reading()
-            assert len(site.session("flood").clients) == 1
+            assert len(api.session("flood").clients) == 1
 
             async def left() -> bool:
-                return not site.session("flood").clients
+                return not api.session("flood").clients
 
             await until(left, 60)
             await alive.send(b"here")
@@ -399,17 +399,17 @@ async def test_dead_client_is_disconnected(site: FakeSite, monkeypatch: pytest.M
 
 
 async def test_client_whose_input_waits_is_not_taken_for_dead(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answers to pings wait behind the input that the program does not read."""
     monkeypatch.setattr(server, "PING_INTERVAL", 0.2)
     monkeypatch.setattr(server, "PING_TIMEOUT", 3.0)
     async with (
-        running(site.installation.settings, site.installation) as url,
-        replace(site, url=url).socket("/pty?exec=wait&sessionId=deaf") as terminal,
+        running(api.installation.settings, api.installation) as url,
+        replace(api, url=url).socket("/pty?exec=wait&sessionId=deaf") as terminal,
     ):
         await opened(terminal)
-        session = site.session("deaf")
+        session = api.session("deaf")
         session.reads.clear()
         sending = [asyncio.create_task(terminal.send(b"x" * (1 << 20))) for _ in range(20)]
         await asyncio.sleep(5)
@@ -424,18 +424,18 @@ async def test_client_whose_input_waits_is_not_taken_for_dead(
 
 
 async def test_terminals_of_a_suspended_vm_are_listed_without_waking_it(tmp_path: Path) -> None:
-    async with fake_site(tmp_path) as site, site.http() as http:
+    async with fake_api(tmp_path) as api, api.http() as http:
         for name in ("alice", "bob"):
-            async with site.socket(f"/pty?exec=cat&sessionId={name}s", headers={USER: name}) as terminal:
+            async with api.socket(f"/pty?exec=cat&sessionId={name}s", headers={USER: name}) as terminal:
                 await opened(terminal)
-        machines = site.installation.machines
-        await machines.suspend(site.vm)
+        machines = api.installation.machines
+        await machines.suspend(api.vm)
         listed = (await http.get("/pty/sessions")).json()["sessions"]
         facts = [(each["sessionId"], each["running"], each["suspended"], each["exitCode"]) for each in listed]
         assert facts == [("alices", False, True, None), ("bobs", False, True, None)]
         (own,) = (await http.get("/pty/sessions", headers={USER: "bob"})).json()["sessions"]
         assert own["sessionId"] == "bobs"
-        assert inside(machines).processes.running(site.vm) is None
+        assert inside(machines).processes.running(api.vm) is None
         # The guest in memory has no terminals after a wake.
-        await machines.start(site.vm)
+        await machines.start(api.vm)
         assert (await http.get("/pty/sessions")).json() == {"sessions": []}

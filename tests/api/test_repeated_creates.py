@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from stead import AsyncStead
 from stead.sdk import errors
-from support.git_hosting import Site, served
+from support.git_hosting import RepoServer, served
 from support.scripted_server import Drop, Reply
 from support.sdk_calls import BUSY, CREATED, VM
 from support.sdk_clients import Client, attempt
@@ -25,16 +25,19 @@ KINDS = {
 
 
 @pytest_asyncio.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    async with served(tmp_path) as site:
-        yield site
+async def repo_server(tmp_path: Path) -> AsyncIterator[RepoServer]:
+    async with served(tmp_path) as repo_server:
+        yield repo_server
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_if_missing_creates_one_of_a_name(site: Site, path: str) -> None:
+async def test_if_missing_creates_one_of_a_name(repo_server: RepoServer, path: str) -> None:
     items, id_key = KINDS[path]
     wanted = {"name": "x", "ifMissing": True}
-    async with client_of(site.url, site.key) as http, client_of(site.url, site.their_key) as theirs:
+    async with (
+        client_of(repo_server.url, repo_server.key) as http,
+        client_of(repo_server.url, repo_server.their_key) as theirs,
+    ):
 
         async def ask(client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
             answer = await client.post(path, json=body)
@@ -54,10 +57,10 @@ async def test_if_missing_creates_one_of_a_name(site: Site, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", KINDS)
-async def test_idempotency_key_creates_once(site: Site, path: str) -> None:
+async def test_idempotency_key_creates_once(repo_server: RepoServer, path: str) -> None:
     items, id_key = KINDS[path]
     key = {"Idempotency-Key": "one"}
-    async with client_of(site.url, site.key) as http:
+    async with client_of(repo_server.url, repo_server.key) as http:
         made = await asyncio.gather(*(http.post(path, json={"name": "x"}, headers=key) for _ in range(5)))
         assert {each.status_code for each in made} == {200}
         assert len({each.text for each in made}) == 1
@@ -69,8 +72,8 @@ async def test_idempotency_key_creates_once(site: Site, path: str) -> None:
         assert made[0].json()[id_key]
 
 
-async def test_sdk_says_whether_it_created(site: Site) -> None:
-    async with AsyncStead(api_key=site.key, base_url=site.url) as stead:
+async def test_sdk_says_whether_it_created(repo_server: RepoServer) -> None:
+    async with AsyncStead(api_key=repo_server.key, base_url=repo_server.url) as stead:
         for create in (stead.git.repos.create, stead.identities.create, stead.vpcs.create):
             first = await create(name="x", if_missing=True)
             again = await create(name="x", if_missing=True)

@@ -9,8 +9,8 @@ from stead.host.vm import running_machines
 from stead.machines import Machines
 from stead.settings import Settings
 from support.installations import other_settings
+from support.run_cli import PROGRAM
 from support.serve_process import client_of, end, environment, serving, start
-from support.typed import PROGRAM
 
 
 async def test_answered_vms_survive_a_killed_server(settings: Settings, machines: Machines) -> None:

@@ -19,7 +19,7 @@ from stead.machines import Machines
 from stead.settings import Settings
 from support.documents import commands, run_by
 from support.installations import other_settings
-from support.typed import PROGRAM, Shell, environment_of, stead
+from support.run_cli import PROGRAM, Shell, environment_of, stead
 from support.waiting import until
 
 Process = asyncio.subprocess.Process

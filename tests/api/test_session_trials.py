@@ -44,7 +44,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @dataclass(frozen=True)
-class Scene:
+class ServedVm:
     """A VM behind a server in a process of its own."""
 
     url: str
@@ -67,24 +67,24 @@ def _peak(status: str) -> float:
 
 
 @pytest_asyncio.fixture
-async def scene(settings: Settings, image: BaseImage) -> AsyncIterator[Scene]:
+async def served_vm(settings: Settings, image: BaseImage) -> AsyncIterator[ServedVm]:
     with other_settings(settings) as other:
         async with (
             serving(other) as (process, said),
             AsyncStead(said["key"], base_url=said["url"]) as stead,
             await stead.vms.create(idle_timeout_seconds=None) as vm,
         ):
-            yield Scene(said["url"], said["key"], process.pid, vm)
+            yield ServedVm(said["url"], said["key"], process.pid, vm)
 
 
-async def test_128_terminals_at_once(scene: Scene) -> None:
+async def test_128_terminals_at_once(served_vm: ServedVm) -> None:
     """All answer at the same time; one more is refused until one of them is closed."""
-    before = scene.server_peak(), await scene.agent_peak()
+    before = served_vm.server_peak(), await served_vm.agent_peak()
     few = asyncio.Semaphore(8)  # programs start and are killed slowly under emulation
 
     async def open_one(number: int) -> AsyncPtySession:
         async with few:
-            terminal = await scene.vm.pty.open(exec="/bin/sh", session_id=f"t{number}")
+            terminal = await served_vm.vm.pty.open(exec="/bin/sh", session_id=f"t{number}")
             await answers(number, terminal)
             return terminal
 
@@ -99,31 +99,31 @@ async def test_128_terminals_at_once(scene: Scene) -> None:
 
     async def close_one(number: int) -> None:
         async with few:
-            await scene.vm.pty.close(f"t{number}")
+            await served_vm.vm.pty.close(f"t{number}")
 
     async with asyncio.timeout(1200):
         opened = await asyncio.gather(*(open_one(number) for number in range(TERMINALS)))
         await asyncio.gather(*(answers(number, each) for number, each in enumerate(opened)))
         await asyncio.gather(*(each.detach() for each in opened))
-    found = await scene.vm.pty.list()
+    found = await served_vm.vm.pty.list()
     assert {each.id for each in found if each.running} == {f"t{number}" for number in range(TERMINALS)}
     with pytest.raises(SteadApiError) as refused:
-        await scene.vm.pty.open(exec="/bin/sh")
+        await served_vm.vm.pty.open(exec="/bin/sh")
     assert (refused.value.status, refused.value.code) == (429, "SESSION_CAP_REACHED")
-    after = scene.server_peak(), await scene.agent_peak()
+    after = served_vm.server_peak(), await served_vm.agent_peak()
     print(
         f"MiB of the server {before[0]:.0f} -> {after[0]:.0f}, of the agent {before[1]:.0f} -> {after[1]:.0f}"
     )
     assert after[0] - before[0] < 100
     assert after[1] - before[1] < 100
-    await scene.vm.pty.close("t7")
-    async with await scene.vm.pty.open(exec="/bin/sh", session_id="t7"):
+    await served_vm.vm.pty.close("t7")
+    async with await served_vm.vm.pty.open(exec="/bin/sh", session_id="t7"):
         pass
     await asyncio.gather(*(close_one(number) for number in range(TERMINALS)))
-    assert await scene.vm.pty.list() == []
+    assert await served_vm.vm.pty.list() == []
 
 
-async def test_a_gigabyte_through_one_terminal(scene: Scene) -> None:
+async def test_a_gigabyte_through_one_terminal(served_vm: ServedVm) -> None:
     """Guest agent, server and client hold a bounded part of it, whatever is printed.
 
     A client that does not read for a moment is sent the screen instead of what it missed, so that not
@@ -131,19 +131,19 @@ async def test_a_gigabyte_through_one_terminal(scene: Scene) -> None:
     """
     line = "the quick brown fox jumps over the lazy dog and runs into the forest at night"
     script = f"#!/bin/sh\nyes '{line}' | head -c {GIB}\necho the-end-$((1 + 1))\n"
-    await scene.vm.fs.write_text("/root/print", script)
-    await scene.vm.exec("chmod +x /root/print", check=True)
-    await (await scene.vm.pty.open(session_id="flood")).detach()
-    before = scene.server_peak(), await scene.agent_peak()
+    await served_vm.vm.fs.write_text("/root/print", script)
+    await served_vm.vm.exec("chmod +x /root/print", check=True)
+    await (await served_vm.vm.pty.open(session_id="flood")).detach()
+    before = served_vm.server_peak(), await served_vm.agent_peak()
     reader = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", READER, scene.url, scene.key, scene.vm.id, "flood"),
+        *(sys.executable, "-c", READER, served_vm.url, served_vm.key, served_vm.vm.id, "flood"),
         stdout=asyncio.subprocess.PIPE,
     )
     printed, _ = await reader.communicate()
     assert reader.returncode == 0
     report = json.loads(printed)
     client = _peak(report["status"])
-    after = scene.server_peak(), await scene.agent_peak()
+    after = served_vm.server_peak(), await served_vm.agent_peak()
     print(
         f"{report['count']} bytes arrived; MiB of the server {before[0]:.0f} -> {after[0]:.0f},"
         f" of the agent {before[1]:.0f} -> {after[1]:.0f}, of the client {client:.0f}"
@@ -153,7 +153,7 @@ async def test_a_gigabyte_through_one_terminal(scene: Scene) -> None:
     assert after[1] - before[1] < 100
     assert client < 150
     # The terminal is as usable as before, with the end of the output on its screen.
-    async with await scene.vm.pty.attach("flood") as terminal:
+    async with await served_vm.vm.pty.attach("flood") as terminal:
         seen = b""
         async for data in terminal:
             seen += data

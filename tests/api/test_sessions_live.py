@@ -9,10 +9,10 @@ import pytest_asyncio
 
 from stead import AsyncStead, AsyncVm, Exited, Output, Stead
 from stead.sdk import errors
-from support.cutting import Cutter
+from support.flaky_proxy import FlakyProxy
 from support.installations import Server
 from support.pseudo_terminal import typed
-from support.typed import Shell
+from support.run_cli import Shell
 
 
 @pytest_asyncio.fixture(scope="module")
@@ -62,7 +62,7 @@ async def test_a_terminal_is_left_and_returned_to_by_its_user_only(vm: AsyncVm) 
 
 async def test_a_process_keeps_every_byte_over_a_broken_connection(server: Server, vm: AsyncVm) -> None:
     async with (
-        Cutter(server.url) as proxy,
+        FlakyProxy(server.url) as proxy,
         AsyncStead(server.key, base_url=proxy.url) as through,
     ):
         wanted = "".join(f"{number}\n" for number in range(2000))

@@ -15,15 +15,15 @@ from stead.errors import HostError
 from stead.host.examination import Finding, ssh_gateway
 from stead.settings import Settings
 from stead.supervision import Backoff
-from support.fake_site import FakeSite, fake_site
+from support.fake_api import FakeApi, fake_api
 from support.scripted_server import free_port
 from support.waiting import until
 
 
 @pytest_asyncio.fixture
-async def site(tmp_path: Path) -> AsyncIterator[FakeSite]:
-    async with fake_site(tmp_path) as site:
-        yield site
+async def api(tmp_path: Path) -> AsyncIterator[FakeApi]:
+    async with fake_api(tmp_path) as api:
+        yield api
 
 
 @pytest.fixture(autouse=True)
@@ -31,16 +31,16 @@ def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "_SSH_RESTART", Backoff(0.05, 0.2, 60.0))
 
 
-async def health(site: FakeSite) -> str:
+async def health(api: FakeApi) -> str:
     async with httpx2.AsyncClient() as client:
-        answer = await client.get(f"{site.url}/healthz")
+        answer = await client.get(f"{api.url}/healthz")
     assert (answer.status_code, answer.json()["status"]) == (200, "ok")
     return str(answer.json()["ssh"])
 
 
-async def doctor(site: FakeSite, port: int) -> Finding:
+async def doctor(api: FakeApi, port: int) -> Finding:
     """What `stead doctor` says on the host of this server."""
-    listen = site.url.removeprefix("http://")
+    listen = api.url.removeprefix("http://")
     return await ssh_gateway(Settings(listen=listen, ssh_listen=f"127.0.0.1:{port}"))
 
 
@@ -52,35 +52,35 @@ async def greeting(port: int) -> bytes:
         writer.close()
 
 
-async def test_a_port_in_use_is_reported_and_served_once_it_is_free(site: FakeSite) -> None:
+async def test_a_port_in_use_is_reported_and_served_once_it_is_free(api: FakeApi) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        keeping = installation.keep_ssh_gateway(site.installation, ("127.0.0.1", port))
+        keeping = installation.keep_ssh_gateway(api.installation, ("127.0.0.1", port))
         await keeping.__aenter__()
         try:
-            assert await health(site) == "failed"
-            found = await doctor(site, port)
+            assert await health(api) == "failed"
+            found = await doctor(api, port)
             assert found.status == "degraded" and f"failed on 127.0.0.1:{port}" in found.what
-            async with site.http() as client:
-                answer = await client.get(f"{site.url}/v1/ssh")
+            async with api.http() as client:
+                answer = await client.get(f"{api.url}/v1/ssh")
             assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
             assert "tried again" in answer.json()["message"]
             other.close()
 
             async def serving() -> bool:
-                return await health(site) == "serving"
+                return await health(api) == "serving"
 
             await until(serving, 30)
             assert (await greeting(port)).startswith(b"SSH-2.0-Stead")
-            assert (await doctor(site, port)).status == "ok"
-            assert site.installation.ssh.port == port
+            assert (await doctor(api, port)).status == "ok"
+            assert api.installation.ssh.port == port
         finally:
             await keeping.__aexit__(None, None, None)
-    assert await health(site) == "off"
+    assert await health(api) == "off"
 
 
 async def test_a_gateway_that_crashes_at_its_start_is_started_again(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the error is, and although the attempt has closed the socket that was bound for it."""
     real, attempts = asyncssh.listen, 0
@@ -95,20 +95,20 @@ async def test_a_gateway_that_crashes_at_its_start_is_started_again(
     monkeypatch.setattr(asyncssh, "listen", failing)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         address = bound.getsockname()
-        async with installation.keep_ssh_gateway(site.installation, address, bound):
-            assert await health(site) == "failed"
-            await until(lambda: _is(site, "serving"), 30)
+        async with installation.keep_ssh_gateway(api.installation, address, bound):
+            assert await health(api) == "failed"
+            await until(lambda: _is(api, "serving"), 30)
             assert attempts == 4
             assert (await greeting(address[1])).startswith(b"SSH-2.0-Stead")
 
 
-async def _is(site: FakeSite, state: str) -> bool:
-    return site.installation.ssh.state == state
+async def _is(api: FakeApi, state: str) -> bool:
+    return api.installation.ssh.state == state
 
 
-async def test_a_server_without_an_ssh_gateway_says_so(site: FakeSite) -> None:
-    async with installation.keep_ssh_gateway(site.installation, None):
-        assert await health(site) == "off"
+async def test_a_server_without_an_ssh_gateway_says_so(api: FakeApi) -> None:
+    async with installation.keep_ssh_gateway(api.installation, None):
+        assert await health(api) == "off"
     assert (await ssh_gateway(Settings(ssh_listen=""))).status == "ok"
 
 

@@ -18,7 +18,7 @@ from stead.machines.records import Properties
 from support.documents import commands, matches, run_by
 from support.installations import Server
 from support.pseudo_terminal import typed
-from support.typed import Shell
+from support.run_cli import Shell
 
 LIMIT = scaled(60.0)
 

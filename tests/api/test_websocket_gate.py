@@ -19,7 +19,7 @@ from stead.api.websocket_protocol import WebSocketProtocol
 from stead.identity import tickets
 from stead.identity.tickets import TicketLimitExceeded, Tickets
 from stead.machines.records import Properties
-from support.fake_site import USER, FakeSite, closed, fake_site, stands_still
+from support.fake_api import USER, FakeApi, closed, fake_api, stands_still
 from support.waiting import until
 
 PATHS = ("/pty", "/pty/sessions/one", "/processes/one/attach", "/exec", "/forward/80")
@@ -27,16 +27,16 @@ INVENTED = "abcdefghijklmnopqrst"
 
 
 @pytest_asyncio.fixture(scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeSite]:
-    async with fake_site(tmp_path_factory.mktemp("site")) as site:
-        yield site
+async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeApi]:
+    async with fake_api(tmp_path_factory.mktemp("site")) as api:
+        yield api
 
 
 @pytest_asyncio.fixture
-async def own_site(tmp_path: Path) -> AsyncIterator[FakeSite]:
+async def own_site(tmp_path: Path) -> AsyncIterator[FakeApi]:
     """For tests that withdraw permissions."""
-    async with fake_site(tmp_path) as site:
-        yield site
+    async with fake_api(tmp_path) as api:
+        yield api
 
 
 def test_every_websocket_is_in_the_caller_table() -> None:
@@ -53,63 +53,63 @@ def _shape(path: str) -> str:
 
 @pytest.mark.parametrize("caller", ["nobody", "not a key", "revoked key"])
 @pytest.mark.parametrize("path", [*PATHS, "/nowhere"])
-async def test_unauthenticated_websockets_are_refused(site: FakeSite, caller: str, path: str) -> None:
-    status, body = await site.refusal(path, caller)
+async def test_unauthenticated_websockets_are_refused(api: FakeApi, caller: str, path: str) -> None:
+    status, body = await api.refusal(path, caller)
     assert (status, body["code"]) == (401, "UNAUTHORIZED_ERROR")
 
 
 @pytest.mark.parametrize("caller", ["stranger", "ungranted"])
 @pytest.mark.parametrize("path", PATHS)
-async def test_vms_of_others_look_nonexistent(site: FakeSite, caller: str, path: str) -> None:
-    real = await site.refusal(path, caller)
-    missing = await site.refusal(path, caller, vm=INVENTED)
+async def test_vms_of_others_look_nonexistent(api: FakeApi, caller: str, path: str) -> None:
+    real = await api.refusal(path, caller)
+    missing = await api.refusal(path, caller, vm=INVENTED)
     assert (real[0], real[1]["code"]) == (404, "VM_NOT_FOUND")
-    assert json.dumps(real).replace(site.vm, "*") == json.dumps(missing).replace(INVENTED, "*")
+    assert json.dumps(real).replace(api.vm, "*") == json.dumps(missing).replace(INVENTED, "*")
 
 
 @pytest.mark.parametrize("caller", ["owner", "granted"])
-async def test_granted_vms_can_be_used(site: FakeSite, caller: str) -> None:
-    async with site.socket("/pty?exec=cat", caller) as terminal:
+async def test_granted_vms_can_be_used(api: FakeApi, caller: str) -> None:
+    async with api.socket("/pty?exec=cat", caller) as terminal:
         assert json.loads(await terminal.recv())["type"] == "sessionInfo"
         assert terminal.response is not None
         assert len(terminal.response.headers["x-freestyle-trace-id"]) == 32
 
 
-async def test_identities_act_as_their_allowed_linux_user(own_site: FakeSite) -> None:
-    site = own_site
-    identity = site.keys["identity"]
-    await site.installation.identities.update(site.account, identity, site.vm, ["alice"])
-    async with site.socket("/pty?sessionId=hers", "granted") as terminal:
+async def test_identities_act_as_their_allowed_linux_user(own_site: FakeApi) -> None:
+    api = own_site
+    identity = api.keys["identity"]
+    await api.installation.identities.update(api.account, identity, api.vm, ["alice"])
+    async with api.socket("/pty?sessionId=hers", "granted") as terminal:
         await terminal.recv()
-        assert site.session("hers").user == "alice"
-    status, body = await site.refusal("/pty", "granted", headers={USER: "root"})
+        assert api.session("hers").user == "alice"
+    status, body = await api.refusal("/pty", "granted", headers={USER: "root"})
     assert (status, body["code"]) == (403, "FORBIDDEN")
 
 
-async def test_unknown_websocket_paths_are_not_found(site: FakeSite) -> None:
-    status, body = await site.refusal("/nowhere")
+async def test_unknown_websocket_paths_are_not_found(api: FakeApi) -> None:
+    status, body = await api.refusal("/nowhere")
     assert (status, body["code"]) == (404, "NOT_FOUND")
 
 
-async def test_plain_get_of_a_websocket_says_what_is_missing(site: FakeSite) -> None:
-    async with site.http() as http:
+async def test_plain_get_of_a_websocket_says_what_is_missing(api: FakeApi) -> None:
+    async with api.http() as http:
         for path in PATHS:
             answer = await http.get(path)
             assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket"), path
-    async with site.http("nobody") as http:
+    async with api.http("nobody") as http:
         assert (await http.get("/pty")).status_code == 401
 
 
 # Tickets
 
 
-async def test_ticket_opens_one_websocket_once(site: FakeSite) -> None:
-    async with site.http() as http:
+async def test_ticket_opens_one_websocket_once(api: FakeApi) -> None:
+    async with api.http() as http:
         made = (await http.post("/tickets", json={"kind": "pty"})).json()
-    assert made["path"] == f"/v1/vms/{site.vm}/pty"
-    async with site.socket(f"/pty?exec=cat&ticket={made['ticket']}", "nobody") as terminal:
+    assert made["path"] == f"/v1/vms/{api.vm}/pty"
+    async with api.socket(f"/pty?exec=cat&ticket={made['ticket']}", "nobody") as terminal:
         assert json.loads(await terminal.recv())["type"] == "sessionInfo"
-    status, body = await site.refusal(f"/pty?ticket={made['ticket']}", "nobody")
+    status, body = await api.refusal(f"/pty?ticket={made['ticket']}", "nobody")
     assert (status, body["code"]) == (401, "UNAUTHORIZED_ERROR")
 
 
@@ -122,38 +122,38 @@ async def test_ticket_opens_one_websocket_once(site: FakeSite) -> None:
         ({"kind": "forward", "port": 3000}, "/forward/3000"),
     ],
 )
-async def test_ticket_is_bound_to_its_path(site: FakeSite, wanted: dict[str, object], path: str) -> None:
-    async with site.http() as http:
+async def test_ticket_is_bound_to_its_path(api: FakeApi, wanted: dict[str, object], path: str) -> None:
+    async with api.http() as http:
         made = (await http.post("/tickets", json=wanted)).json()
-    assert made["path"] == f"/v1/vms/{site.vm}{path}"
-    status, body = await site.refusal(f"/pty/sessions/other?ticket={made['ticket']}", "nobody")
+    assert made["path"] == f"/v1/vms/{api.vm}{path}"
+    status, body = await api.refusal(f"/pty/sessions/other?ticket={made['ticket']}", "nobody")
     assert (status, body["code"]) == (403, "FORBIDDEN")
     # It is used up.
-    status, _ = await site.refusal(f"{path}?ticket={made['ticket']}", "nobody")
+    status, _ = await api.refusal(f"{path}?ticket={made['ticket']}", "nobody")
     assert status == 401
 
 
-async def test_ticket_is_bound_to_its_linux_user(site: FakeSite) -> None:
-    async with site.http(**{USER: "alice"}) as http:
+async def test_ticket_is_bound_to_its_linux_user(api: FakeApi) -> None:
+    async with api.http(**{USER: "alice"}) as http:
         made = (await http.post("/tickets", json={})).json()
     path = f"/pty?sessionId=alices&ticket={made['ticket']}"
-    async with site.socket(path, "nobody", headers={USER: "root"}) as terminal:
+    async with api.socket(path, "nobody", headers={USER: "root"}) as terminal:
         await terminal.recv()
-        assert site.session("alices").user == "alice"
+        assert api.session("alices").user == "alice"
 
 
-async def test_ticket_of_a_revoked_key_is_invalid(own_site: FakeSite) -> None:
-    site = own_site
-    async with site.http() as http:
+async def test_ticket_of_a_revoked_key_is_invalid(own_site: FakeApi) -> None:
+    api = own_site
+    async with api.http() as http:
         made = (await http.post("/tickets", json={})).json()
-    await site.installation.accounts.revoke_key(site.keys["owner"])
-    assert (await site.refusal(f"/pty?ticket={made['ticket']}", "nobody"))[0] == 401
+    await api.installation.accounts.revoke_key(api.keys["owner"])
+    assert (await api.refusal(f"/pty?ticket={made['ticket']}", "nobody"))[0] == 401
 
 
-async def test_ticket_does_not_authenticate_http_calls(site: FakeSite) -> None:
-    async with site.http() as http:
+async def test_ticket_does_not_authenticate_http_calls(api: FakeApi) -> None:
+    async with api.http() as http:
         made = (await http.post("/tickets", json={"kind": "pty"})).json()
-    async with site.http("nobody") as http:
+    async with api.http("nobody") as http:
         assert (await http.get(f"/pty?ticket={made['ticket']}")).status_code == 401
         bearer = {"Authorization": f"Bearer {made['ticket']}"}
         assert (await http.get("/pty/sessions", headers=bearer)).status_code == 401
@@ -163,18 +163,18 @@ async def test_ticket_does_not_authenticate_http_calls(site: FakeSite) -> None:
     "wanted",
     [{"kind": "process"}, {"kind": "forward"}, {"kind": "forward", "port": 0}, {"sessionId": "a/b"}],
 )
-async def test_incomplete_tickets_are_refused(site: FakeSite, wanted: dict[str, object]) -> None:
-    async with site.http() as http:
+async def test_incomplete_tickets_are_refused(api: FakeApi, wanted: dict[str, object]) -> None:
+    async with api.http() as http:
         assert (await http.post("/tickets", json=wanted)).status_code == 400
 
 
-async def test_tickets_are_not_in_the_log(site: FakeSite, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tickets_are_not_in_the_log(api: FakeApi, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with site.http() as http:
+    async with api.http() as http:
         made = (await http.post("/tickets", json={})).json()
-    async with site.socket(f"/pty?exec=cat&ticket={made['ticket']}", "nobody") as terminal:
+    async with api.socket(f"/pty?exec=cat&ticket={made['ticket']}", "nobody") as terminal:
         await terminal.recv()
-    path = f"/v1/vms/{site.vm}/pty"
+    path = f"/v1/vms/{api.vm}/pty"
 
     def lines() -> list[str]:
         return [each.getMessage() for each in caplog.records if each.name != "websockets.client"]
@@ -218,14 +218,14 @@ def test_tickets_expire_and_are_limited_by_account(monkeypatch: pytest.MonkeyPat
 async def test_origin_of_a_page_must_be_allowed(
     tmp_path: Path, origins: tuple[str, ...], origin: str | None, allowed: bool
 ) -> None:
-    async with fake_site(tmp_path, origins=origins) as site:
-        named = site.url if origin == "own" else origin
+    async with fake_api(tmp_path, origins=origins) as api:
+        named = api.url if origin == "own" else origin
         headers = {} if named is None else {"Origin": named}
         if allowed:
-            async with site.socket("/pty?exec=cat", headers=headers) as terminal:
+            async with api.socket("/pty?exec=cat", headers=headers) as terminal:
                 await terminal.recv()
         else:
-            status, body = await site.refusal("/pty?exec=cat", headers=headers)
+            status, body = await api.refusal("/pty?exec=cat", headers=headers)
             assert (status, body["code"]) == (403, "FORBIDDEN")
 
 
@@ -233,41 +233,41 @@ async def test_origin_of_a_page_must_be_allowed(
 
 
 async def test_account_cannot_take_all_websockets(tmp_path: Path) -> None:
-    async with fake_site(tmp_path, max_sockets=4, max_calls=2) as site:
-        here = site.installation
-        stranger = await here.callers.authenticate(site.callers["stranger"]["Authorization"].split()[1])
+    async with fake_api(tmp_path, max_sockets=4, max_calls=2) as api:
+        here = api.installation
+        stranger = await here.callers.authenticate(api.callers["stranger"]["Authorization"].split()[1])
         assert stranger is not None
         theirs = await here.machines.create(Properties(account=stranger.account))
-        async with site.socket("/pty?exec=cat") as first, site.socket("/pty?exec=cat"):
+        async with api.socket("/pty?exec=cat") as first, api.socket("/pty?exec=cat"):
             await first.recv()
-            status, body = await site.refusal("/pty?exec=cat")
+            status, body = await api.refusal("/pty?exec=cat")
             assert (status, body["code"], body["limit"]) == (429, "LIMIT_EXCEEDED", 2)
             # Neither another account nor calls are held up.
-            async with site.socket("/pty?exec=cat", "stranger", vm=theirs.id) as other, site.http() as http:
+            async with api.socket("/pty?exec=cat", "stranger", vm=theirs.id) as other, api.http() as http:
                 assert json.loads(await other.recv())["type"] == "sessionInfo"
                 assert (await http.get("/pty/sessions")).status_code == 200
-        async with site.socket("/pty?exec=cat") as again:
+        async with api.socket("/pty?exec=cat") as again:
             assert json.loads(await again.recv())["type"] == "sessionInfo"
 
 
-async def test_revoked_key_closes_its_websockets(own_site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = own_site
+async def test_revoked_key_closes_its_websockets(own_site: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = own_site
     monkeypatch.setattr(sockets, "_PERMISSION_CHECK", 0.05)
-    async with site.socket("/pty?exec=cat") as terminal, site.socket("/pty?exec=cat", "granted") as other:
+    async with api.socket("/pty?exec=cat") as terminal, api.socket("/pty?exec=cat", "granted") as other:
         await terminal.recv()
         await terminal.send(b"still")
-        await site.installation.accounts.revoke_key(site.keys["owner"])
+        await api.installation.accounts.revoke_key(api.keys["owner"])
         assert await closed(terminal) == (1008, "the API key or token was revoked")
         await other.send(b"here")
-        await site.installation.identities.revoke(site.account, site.keys["identity"], site.vm)
+        await api.installation.identities.revoke(api.account, api.keys["identity"], api.vm)
         assert (await closed(other))[0] == 1008
 
 
 # Handshakes and frames
 
 
-async def _answer(site: FakeSite, request: bytes) -> tuple[int, dict[str, str]]:
-    url = urlsplit(site.url)
+async def _answer(api: FakeApi, request: bytes) -> tuple[int, dict[str, str]]:
+    url = urlsplit(api.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     writer.write(request)
     async with asyncio.timeout(60):
@@ -287,27 +287,27 @@ async def _answer(site: FakeSite, request: bytes) -> tuple[int, dict[str, str]]:
         b"Authorization: Bearer " + b"x" * 20_000 + b"\r\n\r\n",
     ],
 )
-async def test_invalid_handshakes_get_a_json_error(site: FakeSite, request_head: bytes) -> None:
-    status, body = await _answer(site, request_head)
+async def test_invalid_handshakes_get_a_json_error(api: FakeApi, request_head: bytes) -> None:
+    status, body = await _answer(api, request_head)
     assert (status, body["code"]) == (400, "BAD_REQUEST")
 
 
-async def test_too_long_messages_close_the_websocket(site: FakeSite) -> None:
-    async with site.socket("/pty?exec=cat") as terminal:
+async def test_too_long_messages_close_the_websocket(api: FakeApi) -> None:
+    async with api.socket("/pty?exec=cat") as terminal:
         await terminal.send(b"x" * (1 << 20))
         await terminal.send(b"x" * ((1 << 20) + 1))
         assert (await closed(terminal))[0] == 1009
 
 
 @pytest.mark.parametrize("text", ["not JSON", "[1]", '{"type": "resize"}', '{"a": "' + "x" * 5000 + '"}'])
-async def test_invalid_control_messages_close_the_websocket(site: FakeSite, text: str) -> None:
-    async with site.socket("/pty?exec=cat") as terminal:
+async def test_invalid_control_messages_close_the_websocket(api: FakeApi, text: str) -> None:
+    async with api.socket("/pty?exec=cat") as terminal:
         await terminal.send(text)
         assert (await closed(terminal))[0] == 1008
 
 
-async def test_unknown_control_messages_are_ignored(site: FakeSite) -> None:
-    async with site.socket("/pty?exec=cat") as terminal:
+async def test_unknown_control_messages_are_ignored(api: FakeApi) -> None:
+    async with api.socket("/pty?exec=cat") as terminal:
         await terminal.recv(), await terminal.recv()
         await terminal.send('{"type": "dance"}')
         await terminal.send(b"on")
@@ -315,7 +315,7 @@ async def test_unknown_control_messages_are_ignored(site: FakeSite) -> None:
 
 
 async def test_pings_of_a_client_that_does_not_read_are_dropped(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answers would fill the server's memory."""
     protocols = []
@@ -331,13 +331,13 @@ async def test_pings_of_a_client_that_does_not_read_are_dropped(
 
     pings: list[bool] = []
     monkeypatch.setattr(server, "WebSocketProtocol", Seen)
-    settings = site.installation.settings
-    async with running(settings, site.installation) as url:
-        other = replace(site, url=url)
+    settings = api.installation.settings
+    async with running(settings, api.installation) as url:
+        other = replace(api, url=url)
         async with other.socket("/pty?exec=flood&sessionId=flood") as terminal:
             await terminal.recv()
             terminal.transport.pause_reading()
-            await stands_still(site.session("flood"))
+            await stands_still(api.session("flood"))
             (protocol,) = protocols
             held = protocol.transport.get_write_buffer_size()
             assert held > 0

@@ -10,10 +10,10 @@ import pytest_asyncio
 from stead.api.server import running
 from stead.settings import Settings
 from support.api_calls import new_account
-from support.desk import SUDO, Desk
 from support.installations import Server
 from support.laptop import Laptop, laptop
 from support.npm import Npm
+from support.npm_laptop import SUDO, NpmLaptop
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +23,9 @@ def computer(root: None) -> Iterator[Laptop]:
 
 
 @pytest_asyncio.fixture
-async def desk(
+async def npm_laptop(
     server: Server, settings: Settings, package: Npm, computer: Laptop, tmp_path: Path
-) -> AsyncIterator[Desk]:
+) -> AsyncIterator[NpmLaptop]:
     for place in ("bin", "tmp"):
         (tmp_path / place).mkdir()
     (tmp_path / "bin" / "sudo").write_text(SUDO)
@@ -41,7 +41,7 @@ async def desk(
             "FREESTYLE_API_URL": url,
             "FREESTYLE_API_KEY": key,
         }
-        made = Desk(package, server, computer, tmp_path, account, environment)
+        made = NpmLaptop(package, server, computer, tmp_path, account, environment)
         try:
             yield made
         finally:

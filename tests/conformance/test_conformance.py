@@ -28,14 +28,14 @@ from stead.machines.templates import Templates
 from stead.settings import Settings
 from support import npm
 from support.api_calls import new_account
-from support.cutting import Cutter
 from support.documents import Session, commands, run_by
+from support.flaky_proxy import FlakyProxy
 from support.git_server import serving
 from support.github import playing_github
 from support.installations import Server
 from support.internals import inside
 from support.npm import Ended, Npm
-from support.typed import PROGRAM, environment_of
+from support.run_cli import PROGRAM, environment_of
 from support.waiting import until
 
 
@@ -458,7 +458,7 @@ async def test_npm_sees_the_snapshot_limit(user: User) -> None:
 @pytest.mark.parametrize("slow", ["", "1"], ids=["made", "built"])
 async def test_npm_connection_lost_during_create_leaves_one_vm(user: User, slow: str) -> None:
     """The connection is lost during a create or build; the package retries; one VM exists."""
-    async with Cutter(user.server.url) as cutter:
+    async with FlakyProxy(user.server.url) as cutter:
         environment = user.environment(FREESTYLE_API_URL=cutter.url, SLOW=slow)
         task = asyncio.create_task(
             npm.run([str(npm.node()), "create.mjs"], user.npm.folder, environment, 120)

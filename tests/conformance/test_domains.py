@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from stead.domains.verification import Verifier
-from support.fake_site import FakeSite, fake_site
+from support.fake_api import FakeApi, fake_api
 from support.npm import Ended, Npm
 from support.waiting import until
 
@@ -36,18 +36,18 @@ class User:
     """A user of the npm package, and the TXT records that the server sees."""
 
     npm: Npm
-    site: FakeSite
+    api: FakeApi
     records: Records = field(default_factory=Records)
 
     def key(self, caller: str) -> str:
-        return self.site.callers[caller]["Authorization"].removeprefix("Bearer ")
+        return self.api.callers[caller]["Authorization"].removeprefix("Bearer ")
 
     def environment(self, **more: str) -> dict[str, str]:
         return {
-            "FREESTYLE_API_URL": self.site.url,
+            "FREESTYLE_API_URL": self.api.url,
             "FREESTYLE_API_KEY": self.key("owner"),
-            "ACCOUNT": self.site.account,
-            "VM_ID": self.site.vm,
+            "ACCOUNT": self.api.account,
+            "VM_ID": self.api.vm,
             **more,
         }
 
@@ -57,9 +57,9 @@ class User:
 
 @pytest_asyncio.fixture
 async def user(package: Npm, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[User]:
-    async with fake_site(tmp_path_factory.mktemp("site")) as site:
-        user = User(package, site)
-        site.installation.domains._verifier = Verifier(user.records.lookup)
+    async with fake_api(tmp_path_factory.mktemp("site")) as api:
+        user = User(package, api)
+        api.installation.domains._verifier = Verifier(user.records.lookup)
         yield user
 
 
@@ -70,9 +70,9 @@ async def test_npm_domains(user: User) -> None:
         port = serving.sockets[0].getsockname()[1]
         more = {"RECORDS": f"http://127.0.0.1:{port}/", "OTHER_KEY": user.key("stranger")}
         await user.npm.script("domains", user.environment(**more), 120)
-    domains = user.site.installation.domains
+    domains = user.api.installation.domains
     await until(lambda: domains.mapped_names() == [], 60)
-    assert await domains.owned(user.site.account, implicit=True) == []
+    assert await domains.owned(user.api.account, implicit=True) == []
 
 
 async def test_npm_cli_domains(user: User) -> None:
@@ -88,7 +88,7 @@ async def test_npm_cli_domains(user: User) -> None:
     rows = json.loads((await user.cli("domains", "list", "--json")).stdout)
     assert [row["domain"] for row in rows] == ["example.com"]
 
-    vm = user.site.vm
+    vm = user.api.vm
     mapped = await user.cli("domains", "map", "app.example.com", "--vm-id", vm, "--vm-port", "3000")
     assert mapped.status == 0 and f"VM ID: {vm}" in mapped.stdout, mapped
     assert vm in (await user.cli("domains", "mappings")).stdout
@@ -98,7 +98,7 @@ async def test_npm_cli_domains(user: User) -> None:
     again = await user.cli("domains", "unmap", "app.example.com")
     assert again.status == 1 and again.stderr.startswith("Error: NOT_FOUND: "), again
 
-    domains = user.site.installation.domains
+    domains = user.api.installation.domains
     created = await user.cli("vm", "create", "--domain", "cli.style.dev", "--port", "8080")
     assert created.status == 0 and "https://cli.style.dev" in created.stdout, created
     route = domains.route("cli.style.dev")

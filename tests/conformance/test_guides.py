@@ -20,9 +20,9 @@ from support import downloads
 from support.guides import Guide, run_until_printed
 from support.installations import other_settings
 from support.npm import Npm
-from support.outside import Outside, outside
+from support.remote_host import RemoteHost, remote_host
+from support.run_cli import PROGRAM
 from support.serve_process import client_of, environment, serving
-from support.typed import PROGRAM
 
 _LIMIT = 7200.0
 """Seconds for one guide: without KVM, what it installs or compiles (Go's net/http) takes up to an hour."""
@@ -99,7 +99,7 @@ class Reader:
     """The API without TLS, for this host."""
     key: str
     root: Path
-    host: Outside
+    host: RemoteHost
 
     async def follow(self, guide: Guide, program: str) -> None:
         module = self.npm.folder / f"{guide.name}.mts"
@@ -132,7 +132,7 @@ def guides() -> Path:
 
 @pytest_asyncio.fixture(scope="module")
 async def reader(guides: Path, settings: Settings, image: BaseImage, package: Npm) -> AsyncIterator[Reader]:
-    with outside(["style.dev", "api.freestyle.sh"]) as host, other_settings(settings) as other:
+    with remote_host(["style.dev", "api.freestyle.sh"]) as host, other_settings(settings) as other:
         more = {
             "STEAD_HTTPS_LISTEN": f"{host.this_host}:443",
             "STEAD_HTTP_LISTEN": f"{host.this_host}:80",
@@ -149,7 +149,7 @@ async def reader(guides: Path, settings: Settings, image: BaseImage, package: Np
 
 
 async def _publish_downloads(
-    stack: contextlib.ExitStack, host: Outside, settings: Settings, npm: Npm, names: Path
+    stack: contextlib.ExitStack, host: RemoteHost, settings: Settings, npm: Npm, names: Path
 ) -> None:
     """Let VMs find what guides download on the other host, as far as it is not reachable."""
     missing = downloads.unreachable()

@@ -19,12 +19,12 @@ from stead.machines import Machine
 from stead.machines.nics import NicRequest
 from stead.machines.records import Properties
 from support.copilot import packages
-from support.desk import Desk
 from support.documents import commands, matches, run_by
 from support.guests import sh
 from support.guides import published
 from support.npm import SCRIPTS, Npm
-from support.typed import PROGRAM
+from support.npm_laptop import NpmLaptop
+from support.run_cli import PROGRAM
 from support.vpc_guests import pings
 from support.waiting import until
 
@@ -48,49 +48,51 @@ def vpn_program(request: pytest.FixtureRequest, package: Npm) -> str:
     return "vpn.ts"
 
 
-async def test_a_laptop_reaches_a_vm_and_nothing_else(desk: Desk, vpn_program: str) -> None:
+async def test_a_laptop_reaches_a_vm_and_nothing_else(npm_laptop: NpmLaptop, vpn_program: str) -> None:
     """SSH, HTTP and ping by the private address, until Ctrl-C; also by a name under /etc/wireguard."""
-    async with desk.program(vpn_program) as program:
+    async with npm_laptop.program(vpn_program) as program:
         assert program.stdout is not None
         said = await asyncio.wait_for(program.stdout.readuntil(b"Ctrl-C"), 240)
         found = re.search(r"VM ([a-z0-9]{20}) in VPC (vpc-[a-z0-9]{20})", said.decode())
         assert found is not None, said
-        vm = Machine(desk.server.installation.machines, found[1])
-        (config,) = (desk.folder / "tmp").glob("wg-*.conf")
+        vm = Machine(npm_laptop.server.installation.machines, found[1])
+        (config,) = (npm_laptop.folder / "tmp").glob("wg-*.conf")
         assert config.stat().st_mode & 0o777 == 0o600
 
-        await until(lambda: pings(desk.computer.side, ADDRESS), 60)
-        assert re.search(r"peer: .*transfer: [1-9]", await desk.run("sudo", "wg", "show"), re.DOTALL)
-        identity = await _serve_ssh_and_http(desk, vm)
-        assert await desk.run(*_SSH, f"root@{ADDRESS}", "cat /etc/machine-id") == f"{identity}\n"
-        assert await desk.run("curl", "-sS", "-m", "60", *_RETRY, f"http://{ADDRESS}:8080/") == "private\n"
-        await _reaches_nothing_else(desk, vm, config)
+        await until(lambda: pings(npm_laptop.computer.side, ADDRESS), 60)
+        assert re.search(r"peer: .*transfer: [1-9]", await npm_laptop.run("sudo", "wg", "show"), re.DOTALL)
+        identity = await _serve_ssh_and_http(npm_laptop, vm)
+        assert await npm_laptop.run(*_SSH, f"root@{ADDRESS}", "cat /etc/machine-id") == f"{identity}\n"
+        assert (
+            await npm_laptop.run("curl", "-sS", "-m", "60", *_RETRY, f"http://{ADDRESS}:8080/") == "private\n"
+        )
+        await _reaches_nothing_else(npm_laptop, vm, config)
 
-        await desk.run("wg-quick", "down", str(config))
-        shutil.copy(config, desk.folder / "freestyle-vpc.conf")
-        shown = await desk.run("sh", "-ec", BY_NAME)
+        await npm_laptop.run("wg-quick", "down", str(config))
+        shutil.copy(config, npm_laptop.folder / "freestyle-vpc.conf")
+        shown = await npm_laptop.run("sh", "-ec", BY_NAME)
         assert "interface: freestyle-vpc" in shown and "private\n" in shown
-        await _commands_of_the_page(desk)
+        await _commands_of_the_page(npm_laptop)
 
         program.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(program.wait(), 60) == 130
     assert not config.exists()
-    assert "wg-" not in await desk.run("ip", "link")
+    assert "wg-" not in await npm_laptop.run("ip", "link")
     # The session has ended: the file that was saved connects no more.
-    await desk.run("wg-quick", "up", "./freestyle-vpc.conf")
-    assert not await desk.computer.side.reaches(ADDRESS, 8080)
-    await desk.run("wg-quick", "down", "./freestyle-vpc.conf")
+    await npm_laptop.run("wg-quick", "up", "./freestyle-vpc.conf")
+    assert not await npm_laptop.computer.side.reaches(ADDRESS, 8080)
+    await npm_laptop.run("wg-quick", "down", "./freestyle-vpc.conf")
 
 
-async def _commands_of_the_page(desk: Desk) -> None:
+async def _commands_of_the_page(npm_laptop: NpmLaptop) -> None:
     """With the VPC of the program in the place of the page's."""
     lasting, uses, by_file = (commands(block.body) for block in run_by(__file__, "docs/vpcs.md"))
-    desk.place("stead", f'#!/bin/sh\nexec {PROGRAM} "$@"\n')
+    npm_laptop.place("stead", f'#!/bin/sh\nexec {PROGRAM} "$@"\n')
     (connect,) = lasting
     joining = await asyncio.create_subprocess_exec(
-        *desk.computer.command(*shlex.split(connect.line.replace("office", "workspace-network"))),
-        cwd=desk.folder,
-        env=desk.environment,
+        *npm_laptop.computer.command(*shlex.split(connect.line.replace("office", "workspace-network"))),
+        cwd=npm_laptop.folder,
+        env=npm_laptop.environment,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
@@ -99,22 +101,24 @@ async def _commands_of_the_page(desk: Desk) -> None:
         assert matches(list(connect.output), said.decode()), said
         ping, ssh, curl = (command.line for command in uses)
         assert ping == f"ping -c1 {ADDRESS}"  # not every host has the program
-        await until(lambda: pings(desk.computer.side, ADDRESS), 60)
+        await until(lambda: pings(npm_laptop.computer.side, ADDRESS), 60)
         assert ssh == f"ssh root@{ADDRESS}"  # slow under emulation, and logged in above
-        assert await desk.run("sh", "-c", curl) == "private\n"
+        assert await npm_laptop.run("sh", "-c", curl) == "private\n"
     finally:
         joining.send_signal(signal.SIGINT)
         await asyncio.wait_for(joining.wait(), 60)
-    assert "wg-" not in await desk.run("ip", "link")
+    assert "wg-" not in await npm_laptop.run("ip", "link")
 
     write, *others = by_file
-    printed = await desk.run("sh", "-c", write.line.replace("connect office", "connect workspace-network"))
+    printed = await npm_laptop.run(
+        "sh", "-c", write.line.replace("connect office", "connect workspace-network")
+    )
     printed = re.sub(
-        r"session \w{12} ", "session 4kq0z7m2x9ab ", printed.replace(str(desk.folder), "/home/me")
+        r"session \w{12} ", "session 4kq0z7m2x9ab ", printed.replace(str(npm_laptop.folder), "/home/me")
     )
     assert matches(list(write.output), printed), printed
     for command in others:
-        await desk.run("sh", "-c", command.line)
+        await npm_laptop.run("sh", "-c", command.line)
 
 
 _RETRY = ("--retry", "9", "--retry-connrefused")
@@ -124,9 +128,9 @@ _SSH = (
 )
 
 
-async def _serve_ssh_and_http(desk: Desk, vm: Machine) -> str:
+async def _serve_ssh_and_http(npm_laptop: NpmLaptop, vm: Machine) -> str:
     """Let the user's key in, and serve a page; returns the VM's /etc/machine-id."""
-    key = desk.folder / "id_ed25519"
+    key = npm_laptop.folder / "id_ed25519"
     generate = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
     await asyncio.to_thread(subprocess.run, generate, check=True)
     public = key.with_suffix(".pub").read_text().strip()
@@ -136,14 +140,14 @@ async def _serve_ssh_and_http(desk: Desk, vm: Machine) -> str:
     return await sh(vm, "cat /etc/machine-id")
 
 
-async def _reaches_nothing_else(desk: Desk, vm: Machine, config: Path) -> None:
+async def _reaches_nothing_else(npm_laptop: NpmLaptop, vm: Machine, config: Path) -> None:
     """Also with a configuration that sends everything into the tunnel."""
-    side, name = desk.computer.side, config.stem
+    side, name = npm_laptop.computer.side, config.stem
     outside = str((await vm.info()).address)
     for target in (outside, str(GATEWAY), "192.168.11.10"):
         side.ip("route", "add", f"{target}/32", "dev", name)
-    (peer,) = (await desk.run("wg", "show", name, "peers")).split()
-    await desk.run("wg", "set", name, "peer", peer, "allowed-ips", "0.0.0.0/0")
+    (peer,) = (await npm_laptop.run("wg", "show", name, "peers")).split()
+    await npm_laptop.run("wg", "set", name, "peer", peer, "allowed-ips", "0.0.0.0/0")
     closed = ((outside, 22), (outside, 8080), (str(GATEWAY), 443), ("192.168.11.10", 8080))
     assert await side.reached(*closed) == []
     # The tunnel itself has worked all the time.
@@ -152,11 +156,11 @@ async def _reaches_nothing_else(desk: Desk, vm: Machine, config: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-async def test_copilot_sdk_drives_a_server_in_a_vm(desk: Desk, cache: Path) -> None:
+async def test_copilot_sdk_drives_a_server_in_a_vm(npm_laptop: NpmLaptop, cache: Path) -> None:
     """Raw TCP with JSON-RPC by the private address: from another VM of the VPC, and over the VPN."""
-    folder = await packages(desk.folder, cache)
+    folder = await packages(npm_laptop.folder, cache)
     shutil.copy(SCRIPTS / "copilot" / "client.mjs", folder)
-    installation, account = desk.server.installation, desk.account
+    installation, account = npm_laptop.server.installation, npm_laptop.account
     vpc = (await installation.networks.create(account, "192.168.10.0/24")).id
     agent, peer = await asyncio.gather(
         installation.machines.create(Properties(account=account), nic=NicRequest(vpc, ADDRESS)),
@@ -169,16 +173,16 @@ async def test_copilot_sdk_drives_a_server_in_a_vm(desk: Desk, cache: Path) -> N
     connect = "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 4321))'"
     await sh(agent, f"until {connect} 2> /dev/null; do sleep 0.2; done", 300)
 
-    client, name = (str(desk.npm.node22), "client.mjs"), "COPILOT_CONNECTION_TOKEN"
-    async with desk.joined(vpc):
+    client, name = (str(npm_laptop.npm.node22), "client.mjs"), "COPILOT_CONNECTION_TOKEN"
+    async with npm_laptop.joined(vpc):
         secret = {name: _TOKEN.partition("=")[2]}
-        assert await desk.run(*client, cwd=folder, **secret) == f"{identity}\n"
-        refused = await desk.run(*client, cwd=folder, **secret, REJECT="1")
+        assert await npm_laptop.run(*client, cwd=folder, **secret) == f"{identity}\n"
+        refused = await npm_laptop.run(*client, cwd=folder, **secret, REJECT="1")
         assert refused == "not permitted: cat /etc/machine-id\n"
         with pytest.raises(AssertionError, match="AUTHENTICATION_FAILED"):
-            await desk.run(*client, cwd=folder, **{name: "wrong"})
+            await npm_laptop.run(*client, cwd=folder, **{name: "wrong"})
     with pytest.raises(AssertionError, match="Failed to connect"):
-        await desk.run(*client, cwd=folder, **secret)
+        await npm_laptop.run(*client, cwd=folder, **secret)
 
     packed = await asyncio.to_thread(_packed, folder)
     await peer.files().write("/root/app.tar.gz", packed)
@@ -197,11 +201,11 @@ def _packed(folder: Path) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-async def test_a_laptop_queries_postgresql_in_a_vm(desk: Desk) -> None:
+async def test_a_laptop_queries_postgresql_in_a_vm(npm_laptop: NpmLaptop) -> None:
     """A real server in the VM, and `psql` on the laptop, by the private address and over the VPN only."""
     if shutil.which("psql") is None:
         pytest.skip("needs psql")
-    installation, account = desk.server.installation, desk.account
+    installation, account = npm_laptop.server.installation, npm_laptop.account
     vpc = (await installation.networks.create(account, "192.168.10.0/24")).id
     vm = await installation.machines.create(Properties(account=account), nic=NicRequest(vpc, ADDRESS))
     install = "apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy postgresql"
@@ -221,6 +225,6 @@ async def test_a_laptop_queries_postgresql_in_a_vm(desk: Desk) -> None:
         "SELECT current_user, inet_server_addr()",
     )
     with pytest.raises(AssertionError, match="connection to server"):
-        await desk.run(*query, PGCONNECT_TIMEOUT="3")
-    async with desk.joined(vpc):
-        assert await desk.run(*query, PGCONNECT_TIMEOUT="60") == f"app|{ADDRESS}\n"
+        await npm_laptop.run(*query, PGCONNECT_TIMEOUT="3")
+    async with npm_laptop.joined(vpc):
+        assert await npm_laptop.run(*query, PGCONNECT_TIMEOUT="60") == f"app|{ADDRESS}\n"

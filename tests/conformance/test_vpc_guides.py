@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from support.copilot import packages
-from support.desk import Desk
 from support.guides import published
 from support.npm import SCRIPTS
+from support.npm_laptop import NpmLaptop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -48,15 +48,17 @@ def module(*parts: str) -> str:
     return head + "\n".join(parts)
 
 
-async def follow(desk: Desk, folder: Path, program: str, **more: str) -> str:
+async def follow(npm_laptop: NpmLaptop, folder: Path, program: str, **more: str) -> str:
     (folder / "guide.mts").write_text(program)
-    return await desk.run(str(desk.npm.node22), "--no-warnings", "guide.mts", cwd=folder, **more)
+    return await npm_laptop.run(str(npm_laptop.npm.node22), "--no-warnings", "guide.mts", cwd=folder, **more)
 
 
-async def test_copilot_cli_driven_over_the_vpn_and_from_another_vm(desk: Desk, cache: Path) -> None:
+async def test_copilot_cli_driven_over_the_vpn_and_from_another_vm(
+    npm_laptop: NpmLaptop, cache: Path
+) -> None:
     """The whole guide with the real CLI. Its terminal is left, so that the program ends."""
-    folder = await packages(desk.folder, cache)
-    (folder / "node_modules" / "freestyle").symlink_to(desk.npm.folder / "node_modules" / "freestyle")
+    folder = await packages(npm_laptop.folder, cache)
+    (folder / "node_modules" / "freestyle").symlink_to(npm_laptop.npm.folder / "node_modules" / "freestyle")
     parts = list(samples(page("run-github-copilot-in-a-sandbox"), folder))
     client = (folder / "client.mjs").read_text()
     assert "{ onPermissionRequest: approveAll }" in client
@@ -71,20 +73,20 @@ async def test_copilot_cli_driven_over_the_vpn_and_from_another_vm(desk: Desk, c
     parts[at] += 'console.log("agent is", (await agent.exec("hostname")).stdout.trim());\n'
     (at,) = [number for number, part in enumerate(parts) if "journalctl -u copilot -f" in part]
     parts[at] += "session.detach();\n"
-    said = await follow(desk, folder, module(*parts), COPILOT_GITHUB_TOKEN="github_pat_none")
+    said = await follow(npm_laptop, folder, module(*parts), COPILOT_GITHUB_TOKEN="github_pat_none")
     (host,) = re.findall(r"^agent is (\S+)$", said, re.MULTILINE)
     assert len(re.findall(rf"^{host}$", said, re.MULTILINE)) == 2, said
 
 
-async def test_openclaw_gateway_is_private_on_a_vpc(desk: Desk) -> None:
+async def test_openclaw_gateway_is_private_on_a_vpc(npm_laptop: NpmLaptop) -> None:
     """The part of the guide about VPCs, from a snapshot, with the service of the part before."""
     text = page("run-openclaw-in-a-sandbox")
     start, _, private = text.partition("## Keep It Private on a VPC")
     (service,) = re.findall(
         r'^(await vm\.fs\.writeTextFile\("/etc/openclaw\.env".*?)^```$', start, re.M | re.S
     )
-    (check,) = [part for part in samples(start, desk.folder) if part.startswith("const check")]
-    create, connect, browse = samples(private, desk.folder)
+    (check,) = [part for part in samples(start, npm_laptop.folder) if part.startswith("const check")]
+    create, connect, browse = samples(private, npm_laptop.folder)
     command = json.dumps((SCRIPTS / "openclaw.py").read_text())
     builder = f"""
 import {{ freestyle }} from "freestyle";
@@ -97,11 +99,11 @@ await builder.delete();
 """
     up, down = browse.splitlines()
     fetch = "curl -sS -m 60 'http://192.168.10.10:18789/?token=a-long-random-token'"
-    folder = desk.folder / "openclaw"
+    folder = npm_laptop.folder / "openclaw"
     folder.mkdir()
-    (folder / "node_modules").symlink_to(desk.npm.folder / "node_modules")
+    (folder / "node_modules").symlink_to(npm_laptop.npm.folder / "node_modules")
     program = module(builder, create, service, check, connect, up, f"shell({json.dumps(fetch)});", down)
-    said = await follow(desk, folder, program, OPENAI_API_KEY="sk-none")
+    said = await follow(npm_laptop, folder, program, OPENAI_API_KEY="sk-none")
     assert '["http://192.168.10.10:18789"]' in said
     assert (folder / "freestyle-vpc.conf").stat().st_mode & 0o777 == 0o600
     shutil.rmtree(folder)

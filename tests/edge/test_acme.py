@@ -17,7 +17,7 @@ from cryptography import x509
 from stead.edge.caddy import Caddy
 from stead.edge.certificates import issued_in
 from support.acme_server import HTTP, TLS_ALPN, AcmeServer
-from support.edge_stage import EdgeStage, echo_app, edge_stage
+from support.edge_with_namespaces import EdgeWithNamespaces, echo_app, edge_with_namespaces
 from support.waiting import until
 
 pytestmark = pytest.mark.root
@@ -26,15 +26,15 @@ _DOMAIN = "stead.example.com"
 
 
 @dataclass(frozen=True)
-class Scene:
+class EdgeWithAcme:
     acme: AcmeServer
-    stage: EdgeStage
+    edge_ns: EdgeWithNamespaces
 
     async def presented(self, name: str) -> x509.Certificate:
         """The certificate that a client gets who trusts only the ACME server's CA."""
         context = ssl.create_default_context(cafile=str(self.acme.roots))
         _, writer = await asyncio.open_connection(
-            "127.0.0.1", self.stage.public.https_port, ssl=context, server_hostname=name
+            "127.0.0.1", self.edge_ns.public.https_port, ssl=context, server_hostname=name
         )
         try:
             found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -51,13 +51,13 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def _scene(acme: AcmeServer) -> AsyncIterator[Scene]:
-    async with edge_stage(acme.running, domain=_DOMAIN) as stage:
+async def _scene(acme: AcmeServer) -> AsyncIterator[EdgeWithAcme]:
+    async with edge_with_namespaces(acme.running, domain=_DOMAIN) as edge_ns:
         try:
-            yield Scene(acme, stage)
+            yield EdgeWithAcme(acme, edge_ns)
         finally:
             # Shown if a test fails.
-            print((stage.settings.data / "edge" / "caddy.log").read_text()[-20_000:])
+            print((edge_ns.settings.data / "edge" / "caddy.log").read_text()[-20_000:])
 
 
 @contextlib.contextmanager
@@ -75,10 +75,10 @@ def folder(root: None) -> Iterator[Path]:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def scene(root: None) -> AsyncIterator[Scene]:
+async def acme_edge(root: None) -> AsyncIterator[EdgeWithAcme]:
     with _folder() as folder:
-        async with _scene(AcmeServer(folder)) as scene:
-            yield scene
+        async with _scene(AcmeServer(folder)) as acme_edge:
+            yield acme_edge
 
 
 def _names(certificate: x509.Certificate) -> list[str]:
@@ -86,77 +86,79 @@ def _names(certificate: x509.Certificate) -> list[str]:
     return names.get_values_for_type(x509.DNSName)
 
 
-async def test_names_of_the_installation_have_certificates(scene: Scene) -> None:
+async def test_names_of_the_installation_have_certificates(acme_edge: EdgeWithAcme) -> None:
     for name in (_DOMAIN, f"api.{_DOMAIN}", f"git.{_DOMAIN}"):
-        await until(lambda name=name: scene.serial(name), 60)  # type: ignore[misc]
-        assert _names(await scene.presented(name)) == [name]
-    roots = ("--cacert", str(scene.acme.roots))
-    assert (await scene.stage.curl(f"https://{_DOMAIN}/", *roots)).json()["name"] == "api"
+        await until(lambda name=name: acme_edge.serial(name), 60)  # type: ignore[misc]
+        assert _names(await acme_edge.presented(name)) == [name]
+    roots = ("--cacert", str(acme_edge.acme.roots))
+    assert (await acme_edge.edge_ns.curl(f"https://{_DOMAIN}/", *roots)).json()["name"] == "api"
 
 
 @pytest.mark.parametrize("name", [_HOST, f"preview.{_DOMAIN}"])
-async def test_a_certificate_is_ordered_once_and_only_for_a_mapped_name(scene: Scene, name: str) -> None:
-    stage = scene.stage
-    await test_names_of_the_installation_have_certificates(scene)
-    before, issued = scene.acme.orders, scene.acme.issued
+async def test_a_certificate_is_ordered_once_and_only_for_a_mapped_name(
+    acme_edge: EdgeWithAcme, name: str
+) -> None:
+    edge_ns = acme_edge.edge_ns
+    await test_names_of_the_installation_have_certificates(acme_edge)
+    before, issued = acme_edge.acme.orders, acme_edge.acme.issued
     assert 0 < issued <= before
     with pytest.raises(ssl.SSLError):
-        await scene.presented(name)
-    assert scene.acme.orders == before
-    vm = stage.add_vm(name)
-    stage.map(name, name)
-    first = await scene.presented(name)
+        await acme_edge.presented(name)
+    assert acme_edge.acme.orders == before
+    vm = edge_ns.add_vm(name)
+    edge_ns.map(name, name)
+    first = await acme_edge.presented(name)
     assert _names(first) == [name]
     async with vm.serving(echo_app("vm"), 80):
-        answer = await stage.curl(f"https://{name}/", "--cacert", str(scene.acme.roots))
+        answer = await edge_ns.curl(f"https://{name}/", "--cacert", str(acme_edge.acme.roots))
     assert (answer.status, answer.json()["name"]) == (200, "vm")
-    again = await asyncio.gather(*(scene.presented(name) for _ in range(5)))
+    again = await asyncio.gather(*(acme_edge.presented(name) for _ in range(5)))
     assert {each.serial_number for each in again} == {first.serial_number}
-    assert scene.acme.issued == issued + 1
+    assert acme_edge.acme.issued == issued + 1
 
 
-async def test_each_name_of_a_wildcard_gets_a_certificate_when_it_is_used(scene: Scene) -> None:
-    stage, pattern = scene.stage, "*.wild.example.com"
-    await test_names_of_the_installation_have_certificates(scene)  # these are counted too
-    vm = stage.add_vm("wild")
-    stage.map(pattern, "wild")
+async def test_each_name_of_a_wildcard_gets_a_certificate_when_it_is_used(acme_edge: EdgeWithAcme) -> None:
+    edge_ns, pattern = acme_edge.edge_ns, "*.wild.example.com"
+    await test_names_of_the_installation_have_certificates(acme_edge)  # these are counted too
+    vm = edge_ns.add_vm("wild")
+    edge_ns.map(pattern, "wild")
     async with vm.serving(echo_app("wild"), 80):
         for name in ("a.wild.example.com", "b.wild.example.com"):
-            issued = scene.acme.issued
-            assert _names(await scene.presented(name)) == [name]
-            assert scene.acme.issued == issued + 1
-            assert issued_in(stage.settings.data / "edge" / "certificates")(name)
-            answer = await stage.curl(f"https://{name}/", "--cacert", str(scene.acme.roots))
+            issued = acme_edge.acme.issued
+            assert _names(await acme_edge.presented(name)) == [name]
+            assert acme_edge.acme.issued == issued + 1
+            assert issued_in(edge_ns.settings.data / "edge" / "certificates")(name)
+            answer = await edge_ns.curl(f"https://{name}/", "--cacert", str(acme_edge.acme.roots))
             assert (answer.status, answer.json()["name"]) == (200, "wild")
-    before = scene.acme.orders
+    before = acme_edge.acme.orders
     for name in ("wild.example.com", "a.b.wild.example.com", "a.other.example.com"):
-        assert await scene.serial(name) is None
-    stage.unmap(pattern)
-    assert await scene.serial("c.wild.example.com") is None
-    assert scene.acme.orders == before
+        assert await acme_edge.serial(name) is None
+    edge_ns.unmap(pattern)
+    assert await acme_edge.serial("c.wild.example.com") is None
+    assert acme_edge.acme.orders == before
 
 
 @pytest.mark.parametrize("challenge", [HTTP, TLS_ALPN])
 async def test_one_kind_of_challenge_is_enough(folder: Path, challenge: str) -> None:
     """Only one of the ports 80 and 443 may be reachable from the ACME server."""
-    async with _scene(AcmeServer(folder, challenges=[challenge])) as scene:
-        scene.stage.add_vm("vm")
-        scene.stage.map(_HOST, "vm")
-        await until(lambda: scene.serial(_HOST), 60)
+    async with _scene(AcmeServer(folder, challenges=[challenge])) as acme_edge:
+        acme_edge.edge_ns.add_vm("vm")
+        acme_edge.edge_ns.map(_HOST, "vm")
+        await until(lambda: acme_edge.serial(_HOST), 60)
 
 
 async def test_an_account_that_was_not_saved_is_registered_again(folder: Path) -> None:
-    async with _scene(AcmeServer(folder)) as scene:
-        await until(lambda: scene.serial(_DOMAIN), 60)
-        (account,) = (scene.stage.settings.data / "edge" / "certificates" / "acme").glob("*/users/*")
+    async with _scene(AcmeServer(folder)) as acme_edge:
+        await until(lambda: acme_edge.serial(_DOMAIN), 60)
+        (account,) = (acme_edge.edge_ns.settings.data / "edge" / "certificates" / "acme").glob("*/users/*")
         files = list(account.iterdir())
         assert len(files) == 2
         for file in files:
             file.unlink()
-        await _restart(scene.stage.edge.caddy)
-        scene.stage.add_vm("vm")
-        scene.stage.map(_HOST, "vm")
-        assert _names(await scene.presented(_HOST)) == [_HOST]
+        await _restart(acme_edge.edge_ns.edge.caddy)
+        acme_edge.edge_ns.add_vm("vm")
+        acme_edge.edge_ns.map(_HOST, "vm")
+        assert _names(await acme_edge.presented(_HOST)) == [_HOST]
 
 
 async def _restart(caddy: Caddy) -> None:
@@ -167,29 +169,29 @@ async def _restart(caddy: Caddy) -> None:
 
 
 async def test_certificates_are_renewed_before_their_end_while_their_name_is_mapped(folder: Path) -> None:
-    async with _scene(AcmeServer(folder, lifetime=9)) as scene:
-        stage = scene.stage
+    async with _scene(AcmeServer(folder, lifetime=9)) as acme_edge:
+        edge_ns = acme_edge.edge_ns
         # Caddy looks every 10 minutes, which suits lifetimes of days. It reads the interval when it starts.
-        stage.edge.caddy.configuration["apps"]["tls"]["automation"]["renew_interval"] = "1s"
-        await _restart(stage.edge.caddy)
-        stage.add_vm("vm")
-        stage.map(_HOST, "vm")
-        first = (await scene.presented(_HOST)).serial_number
-        own = await until(lambda: scene.serial(_DOMAIN), 60)
+        edge_ns.edge.caddy.configuration["apps"]["tls"]["automation"]["renew_interval"] = "1s"
+        await _restart(edge_ns.edge.caddy)
+        edge_ns.add_vm("vm")
+        edge_ns.map(_HOST, "vm")
+        first = (await acme_edge.presented(_HOST)).serial_number
+        own = await until(lambda: acme_edge.serial(_DOMAIN), 60)
 
         async def renewed() -> bool:
             # Raises if a connection fails meanwhile.
-            return (await scene.presented(_HOST)).serial_number != first
+            return (await acme_edge.presented(_HOST)).serial_number != first
 
         await until(renewed, 60)
 
         async def own_renewed() -> bool:
-            return await scene.serial(_DOMAIN) not in (None, own)
+            return await acme_edge.serial(_DOMAIN) not in (None, own)
 
         await until(own_renewed, 60)
-        stage.unmap(_HOST)
+        edge_ns.unmap(_HOST)
 
         async def ended() -> bool:
-            return await scene.serial(_HOST) is None
+            return await acme_edge.serial(_HOST) is None
 
         await until(ended, 60)

@@ -14,17 +14,17 @@ from stead.host.commands import run
 from stead.processes import of_user
 from stead.settings import Settings
 from support.documents import commands, run_by
-from support.edge_stage import Answer
+from support.edge_with_namespaces import Answer
 from support.installations import Server, other_settings
+from support.run_cli import PROGRAM
 from support.serve_process import end, environment, start
-from support.typed import PROGRAM
 from support.waiting import until
 
 _PORT = 8000
 
 
 @dataclass(frozen=True)
-class Site:
+class EdgeClient:
     root: Path
     port: int
 
@@ -40,17 +40,19 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(server: Server) -> Site:
+def edge_client(server: Server) -> EdgeClient:
     """The edge in front of the installation of this run."""
-    return Site(server.installation.settings.data / "edge" / "root.crt", server.https_port)
+    return EdgeClient(server.installation.settings.data / "edge" / "root.crt", server.https_port)
 
 
-async def test_the_api_answers_over_https_and_keeps_its_metrics_to_itself(site: Site, server: Server) -> None:
+async def test_the_api_answers_over_https_and_keeps_its_metrics_to_itself(
+    edge_client: EdgeClient, server: Server
+) -> None:
     key = ("-H", f"Authorization: Bearer {server.key}")
-    answer = await site.curl("https://api.freestyle.sh/v1/vms", *key)
+    answer = await edge_client.curl("https://api.freestyle.sh/v1/vms", *key)
     assert (answer.status, "vms" in answer.json()) == (200, True)
-    assert (await site.curl("https://stead.localhost/v1/vms")).status == 401
-    assert (await site.curl("https://stead.localhost/metrics")).status == 404
+    assert (await edge_client.curl("https://stead.localhost/v1/vms")).status == 401
+    assert (await edge_client.curl("https://stead.localhost/metrics")).status == 404
 
 
 STORE = """

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from support.edge_stage import Answer, EdgeStage, FakeVm, echo_app
+from support.edge_with_namespaces import Answer, EdgeWithNamespaces, FakeVm, echo_app
 
 pytestmark = pytest.mark.root
 _HOST = "app.style.dev"
@@ -34,28 +34,30 @@ _URL = f"https://{_HOST}/"
         "x" * 300,
     ],
 )
-async def test_odd_host_headers_reach_no_vm(stage: EdgeStage, vm: FakeVm, host: str) -> None:
-    assert (await stage.curl(_URL)).status == 200
-    answer = await stage.raw(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode(), _HOST)
+async def test_odd_host_headers_reach_no_vm(edge_ns: EdgeWithNamespaces, vm: FakeVm, host: str) -> None:
+    assert (await edge_ns.curl(_URL)).status == 200
+    answer = await edge_ns.raw(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode(), _HOST)
     assert answer.split(b" ")[1] in (b"400", b"404"), answer
 
 
-async def test_headers_of_the_gate_from_a_client_have_no_effect(stage: EdgeStage, vm: FakeVm) -> None:
-    other = stage.add_vm("victim")
+async def test_headers_of_the_gate_from_a_client_have_no_effect(
+    edge_ns: EdgeWithNamespaces, vm: FakeVm
+) -> None:
+    other = edge_ns.add_vm("victim")
     tricks = ("-H", f"X-Stead-Upstream: {other.address}:9", "-H", "X-Stead-Host: victim.style.dev")
     more = ("-H", "X-Stead-Error: dial tcp", "-H", f"X-Forwarded-Host: {other.address}")
     async with other.serving(echo_app("victim"), 9):
         for _ in range(2):
-            answer = await stage.curl(_URL, *tricks, *more)
+            answer = await edge_ns.curl(_URL, *tricks, *more)
             assert (answer.status, answer.json()["name"]) == (200, vm.id)
-        assert (await stage.curl("https://none.style.dev/", *tricks, *more)).status == 404
+        assert (await edge_ns.curl("https://none.style.dev/", *tricks, *more)).status == 404
 
 
-async def test_the_host_header_decides_not_the_server_name(stage: EdgeStage, vm: FakeVm) -> None:
+async def test_the_host_header_decides_not_the_server_name(edge_ns: EdgeWithNamespaces, vm: FakeVm) -> None:
     request = f"GET / HTTP/1.1\r\nHost: {_HOST}\r\nConnection: close\r\n\r\n".encode()
-    answer = await stage.raw(request, "other-name.style.dev")
+    answer = await edge_ns.raw(request, "other-name.style.dev")
     assert b" 200 " in answer.split(b"\r\n")[0]
-    answer = await stage.raw(request.replace(b"app.", b"nobody."), _HOST)
+    answer = await edge_ns.raw(request.replace(b"app.", b"nobody."), _HOST)
     assert b" 404 " in answer.split(b"\r\n")[0]
 
 
@@ -73,9 +75,11 @@ async def test_the_host_header_decides_not_the_server_name(stage: EdgeStage, vm:
         "Host: victim.style.dev",
     ],
 )
-async def test_ambiguous_requests_smuggle_no_second_request(stage: EdgeStage, vm: FakeVm, head: str) -> None:
+async def test_ambiguous_requests_smuggle_no_second_request(
+    edge_ns: EdgeWithNamespaces, vm: FakeVm, head: str
+) -> None:
     """If proxy and server disagree about the end of a request, the hidden one is taken for another's."""
-    stage.map("raw.style.dev", vm.id, 82)
+    edge_ns.map("raw.style.dev", vm.id, 82)
     received = bytearray()
 
     async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,9 +92,9 @@ async def test_ambiguous_requests_smuggle_no_second_request(stage: EdgeStage, vm
     hidden = "GET /smuggled HTTP/1.1\r\nHost: raw.style.dev\r\n\r\n"
     sent = f"POST / HTTP/1.1\r\nHost: raw.style.dev\r\n{head}\r\n\r\n0\r\n\r\n{hidden}"
     async with await asyncio.start_server(record, sock=await vm.side.listener("0.0.0.0", 82)):
-        assert (await stage.curl("https://raw.style.dev/")).body == b"ok"
+        assert (await edge_ns.curl("https://raw.style.dev/")).body == b"ok"
         received.clear()
-        answer = await stage.raw(sent.encode(), "raw.style.dev", timeout=1)
+        answer = await edge_ns.raw(sent.encode(), "raw.style.dev", timeout=1)
     # Either refused, or both ends agree: then `/smuggled` is a request of its own, with forwarding headers.
     for request in bytes(received).split(b"GET /smuggled")[1:]:
         assert b"X-Forwarded-For: 127.0.0.1" in request.partition(b"\r\n\r\n")[0]
@@ -99,11 +103,11 @@ async def test_ambiguous_requests_smuggle_no_second_request(stage: EdgeStage, vm
 
 
 @pytest_asyncio.fixture
-async def victim(stage: EdgeStage, vm: FakeVm) -> AsyncIterator[FakeVm]:
+async def victim(edge_ns: EdgeWithNamespaces, vm: FakeVm) -> AsyncIterator[FakeVm]:
     """Another VM, mapped to `victim.style.dev`."""
-    name = f"vm{len(stage.vms.found)}"
-    victim = stage.add_vm(name)
-    stage.map("victim.style.dev", name)
+    name = f"vm{len(edge_ns.vms.found)}"
+    victim = edge_ns.add_vm(name)
+    edge_ns.map("victim.style.dev", name)
     async with victim.serving(echo_app(name), 80):
         yield victim
 
@@ -119,7 +123,7 @@ def _echoed(answer: bytes) -> tuple[str, list[str]] | None:
 
 
 async def test_an_absolute_uri_leads_where_the_vm_sees_it(
-    stage: EdgeStage, vm: FakeVm, victim: FakeVm
+    edge_ns: EdgeWithNamespaces, vm: FakeVm, victim: FakeVm
 ) -> None:
     """The URI overrides the host (RFC 9112, section 3.2.2), and the VM sees the name that the edge used."""
     for target, expected in (
@@ -132,11 +136,11 @@ async def test_an_absolute_uri_leads_where_the_vm_sees_it(
         ("//victim.style.dev/x", (vm.id, [_HOST] * 2)),
     ):
         request = f"GET {target} HTTP/1.1\r\nHost: {_HOST}\r\nConnection: close\r\n\r\n"
-        assert _echoed(await stage.raw(request.encode(), _HOST)) == expected, target
+        assert _echoed(await edge_ns.raw(request.encode(), _HOST)) == expected, target
 
 
 async def test_paths_reach_the_vm_unchanged_and_nothing_else(
-    stage: EdgeStage, vm: FakeVm, victim: FakeVm
+    edge_ns: EdgeWithNamespaces, vm: FakeVm, victim: FakeVm
 ) -> None:
     for path in (
         "/admit",
@@ -152,7 +156,7 @@ async def test_paths_reach_the_vm_unchanged_and_nothing_else(
         "/a;@victim.style.dev/",
     ):
         request = f"GET {path} HTTP/1.1\r\nHost: {_HOST}\r\nConnection: close\r\n\r\n"
-        answer = await stage.raw(request.encode(), _HOST)
+        answer = await edge_ns.raw(request.encode(), _HOST)
         assert _echoed(answer) == (vm.id, [_HOST] * 2), (path, answer)
         found = Answer(200, {}, answer.partition(b"\r\n\r\n")[2], 0, "").json()
         # Characters that a URI cannot have are escaped.
@@ -173,14 +177,18 @@ async def test_paths_reach_the_vm_unchanged_and_nothing_else(
         "http://localhost/metrics",
     ],
 )
-async def test_no_spelling_of_the_path_of_metrics_reaches_the_api(stage: EdgeStage, path: str) -> None:
+async def test_no_spelling_of_the_path_of_metrics_reaches_the_api(
+    edge_ns: EdgeWithNamespaces, path: str
+) -> None:
     asked = "GET /metric HTTP/1.1\r\nHost: stead.localhost\r\nConnection: close\r\n\r\n"
-    assert _echoed(await stage.raw(asked.encode(), "stead.localhost")) is not None
+    assert _echoed(await edge_ns.raw(asked.encode(), "stead.localhost")) is not None
     asked = asked.replace("/metric", path)
-    assert _echoed(await stage.raw(asked.encode(), "stead.localhost")) is None
+    assert _echoed(await edge_ns.raw(asked.encode(), "stead.localhost")) is None
 
 
-async def test_forwarding_headers_cannot_be_forged_or_removed(stage: EdgeStage, vm: FakeVm) -> None:
+async def test_forwarding_headers_cannot_be_forged_or_removed(
+    edge_ns: EdgeWithNamespaces, vm: FakeVm
+) -> None:
     forged = {
         "X-Forwarded-For": "6.6.6.6",
         "X-Forwarded-Proto": "http",
@@ -193,18 +201,20 @@ async def test_forwarding_headers_cannot_be_forged_or_removed(stage: EdgeStage, 
     for number, headers in enumerate((forged, removed, forged | removed)):
         # The first request of a name passes the gate, the second does not.
         name = f"forged{number}.style.dev"
-        stage.map(name, vm.id)
+        edge_ns.map(name, vm.id)
         options = [part for key, value in headers.items() for part in ("-H", f"{key}: {value}")]
         for _ in range(2):
-            answer = await stage.curl(f"https://{name}/", "--http1.1", *options)
+            answer = await edge_ns.curl(f"https://{name}/", "--http1.1", *options)
             received = answer.received()
             assert received["x-forwarded-for"] == ["127.0.0.1"]
             assert (received["x-forwarded-proto"], received["x-forwarded-host"]) == (["https"], [name])
             assert not {"forwarded", "x-real-ip"} & received.keys()
 
 
-async def test_connect_opens_no_tunnel(stage: EdgeStage, vm: FakeVm) -> None:
-    answer = await stage.raw(b"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: 127.0.0.1:22\r\n\r\n", _HOST, timeout=2)
+async def test_connect_opens_no_tunnel(edge_ns: EdgeWithNamespaces, vm: FakeVm) -> None:
+    answer = await edge_ns.raw(
+        b"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: 127.0.0.1:22\r\n\r\n", _HOST, timeout=2
+    )
     assert b" 200 " not in answer.split(b"\r\n")[0]
 
 
@@ -219,13 +229,13 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
 
 
-async def _over_http2(stage: EdgeStage, headers: list[tuple[str, str]], body: bytes) -> None:
+async def _over_http2(edge_ns: EdgeWithNamespaces, headers: list[tuple[str, str]], body: bytes) -> None:
     """Send one request with exactly these header fields, which clients refuse to send."""
-    context = stage.context
+    context = edge_ns.context
     context.set_alpn_protocols(["h2"])
     fields = b"".join(b"\x00" + _literal(name) + _literal(value) for name, value in headers)
     reader, writer = await asyncio.open_connection(
-        "127.0.0.1", stage.public.https_port, ssl=context, server_hostname="raw.style.dev"
+        "127.0.0.1", edge_ns.public.https_port, ssl=context, server_hostname="raw.style.dev"
     )
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
     writer.write(_frame(1, 4 if body else 5, 1, fields) + (_frame(0, 1, 1, body) if body else b""))
@@ -264,9 +274,9 @@ _HIDDEN = "GET /smuggled HTTP/1.1\r\nHost: raw.style.dev\r\n\r\n"
     ],
 )
 async def test_http_2_requests_smuggle_nothing_into_http_1(
-    stage: EdgeStage, vm: FakeVm, changes: list[tuple[str, str]], body: str
+    edge_ns: EdgeWithNamespaces, vm: FakeVm, changes: list[tuple[str, str]], body: str
 ) -> None:
-    stage.map("raw.style.dev", vm.id, 82)
+    edge_ns.map("raw.style.dev", vm.id, 82)
     received: list[bytes] = []
 
     async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -278,12 +288,12 @@ async def test_http_2_requests_smuggle_nothing_into_http_1(
 
     request = {":method": "POST", ":scheme": "https", ":authority": "raw.style.dev", ":path": "/"}
     async with await asyncio.start_server(record, sock=await vm.side.listener("0.0.0.0", 82)):
-        await _over_http2(stage, list(request.items()), b"plain")
+        await _over_http2(edge_ns, list(request.items()), b"plain")
         assert b"plain" in b"".join(received)
         received.clear()
         pseudo = {name: value for name, value in changes if name in request}
         others = [(name, value) for name, value in changes if name not in request]
-        await _over_http2(stage, [*(request | pseudo).items(), *others], body.encode())
+        await _over_http2(edge_ns, [*(request | pseudo).items(), *others], body.encode())
     arrived = b"".join(received)
     # A body may arrive, but with its whole length, as a body.
     head, _, rest = arrived.partition(b"\r\n\r\n")

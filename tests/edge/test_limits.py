@@ -72,10 +72,10 @@ async def test_an_address_may_open_a_limited_number_of_connections(root: None) -
 
 _DRIVER = """
 import asyncio
-from support.edge_stage import edge_stage
+from support.edge_with_namespaces import edge_with_namespaces
 
 async def main():
-    async with edge_stage() as stage:
+    async with edge_with_namespaces() as stage:
         print(stage.edge.caddy.pid, stage.side.name, stage.settings.data.parent, flush=True)
         await asyncio.sleep(600)
 

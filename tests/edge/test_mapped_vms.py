@@ -67,7 +67,7 @@ WantedBy=multi-user.target
 
 
 @dataclass(frozen=True)
-class Site:
+class EdgeClient:
     """The edge in front of the installation of this run, as clients see it."""
 
     server: Server
@@ -134,17 +134,17 @@ async def vms(server: Server) -> AsyncIterator[tuple[Machine, Machine]]:
 
 
 @pytest.fixture(scope="module")
-def site(server: Server) -> Site:
-    return Site(server)
+def edge_client(server: Server) -> EdgeClient:
+    return EdgeClient(server)
 
 
 async def test_a_hundred_requests_wake_a_sleeping_vm_once(
-    site: Site, vms: tuple[Machine, Machine], events: list[MachineEvent]
+    edge_client: EdgeClient, vms: tuple[Machine, Machine], events: list[MachineEvent]
 ) -> None:
     one, _ = vms
-    await site.map("sleeping.style.dev", one)
+    await edge_client.map("sleeping.style.dev", one)
     await one.suspend()
-    async with site.client() as client:
+    async with edge_client.client() as client:
         requests = [
             client.ask("sleeping.style.dev", "POST", b"x" * 1000)
             if number % 2
@@ -156,8 +156,8 @@ async def test_a_hundred_requests_wake_a_sleeping_vm_once(
     woken = [event.reason for event in events if event.kind is EventKind.WOKEN]
     assert woken == ["request for a mapped domain"]
     assert (await one.info()).state is State.RUNNING
-    await site.map("none.style.dev", one, 9)
-    async with site.client() as client:
+    await edge_client.map("none.style.dev", one, 9)
+    async with edge_client.client() as client:
         assert await client.ask("none.style.dev") == (502, "CONNECTION_REFUSED")
 
 
@@ -187,15 +187,15 @@ async def test_a_push_wakes_a_sleeping_vm_through_its_trigger(
 
 
 async def test_a_mapping_moves_between_vms_without_a_dropped_request(
-    site: Site, vms: tuple[Machine, Machine]
+    edge_client: EdgeClient, vms: tuple[Machine, Machine]
 ) -> None:
     one, two = vms
-    await site.map("moving.style.dev", one)
+    await edge_client.map("moving.style.dev", one)
     seen: Counter[tuple[int, str]] = Counter()
     stopped = False
 
     async def keep_asking(method: str, body: bytes) -> None:
-        async with site.client() as client:
+        async with edge_client.client() as client:
             while not stopped:
                 seen[await client.ask("moving.style.dev", method, body)] += 1
 
@@ -211,26 +211,26 @@ async def test_a_mapping_moves_between_vms_without_a_dropped_request(
                 # The requests wait for the wake.
                 await target.suspend()
             before = asked(name)
-            await site.map("moving.style.dev", target)
+            await edge_client.map("moving.style.dev", target)
             await until(lambda before=before, name=name: asked(name) > before + 3, 240)  # type: ignore[misc]
         stopped = True
     assert {status for status, _ in seen} == {200}
-    await site.unmap("moving.style.dev")
+    await edge_client.unmap("moving.style.dev")
 
 
 async def test_a_change_of_one_of_500_mappings_ends_no_other_connection(
-    site: Site, vms: tuple[Machine, Machine]
+    edge_client: EdgeClient, vms: tuple[Machine, Machine]
 ) -> None:
     one, _ = vms
     names = [f"n{number}.style.dev" for number in range(500)]
     for start in range(0, 500, 100):
         targets = [Target(name, _PORT) for name in names[start : start + 100]]
-        await site.domains.map_all(site.server.account, one.id, targets)
+        await edge_client.domains.map_all(edge_client.server.account, one.id, targets)
     async with contextlib.AsyncExitStack() as stack:
         held = []
         for name in names[::50]:
             connection = await asyncio.open_connection(
-                "127.0.0.1", site.server.https_port, ssl=site.context, server_hostname=name
+                "127.0.0.1", edge_client.server.https_port, ssl=edge_client.context, server_hostname=name
             )
             stack.callback(connection[1].close)
             held.append((name, *connection))
@@ -239,7 +239,7 @@ async def test_a_change_of_one_of_500_mappings_ends_no_other_connection(
         streaming = held[3]
         _send(streaming[0], streaming[2], "/stream")
         await asyncio.wait_for(streaming[1].readuntil(b"\r\none\r\n"), 120)
-        await site.unmap(names[0])
+        await edge_client.unmap(names[0])
         for name, reader, writer in held:
             if name != streaming[0]:
                 status, body = await _ask_again(name, reader, writer)
@@ -247,7 +247,7 @@ async def test_a_change_of_one_of_500_mappings_ends_no_other_connection(
         await one.files().write("/srv/released", b"yes")
         await asyncio.wait_for(streaming[1].readuntil(b"\r\ntwo\r\n"), 120)
     for name in names[1:]:
-        await site.unmap(name)
+        await edge_client.unmap(name)
 
 
 def _send(name: str, writer: asyncio.StreamWriter, path: str = "/") -> None:
@@ -267,15 +267,15 @@ async def _ask_again(
 
 @pytest.mark.slow
 async def test_an_upload_to_a_vm_that_ends_gets_an_error_and_the_next_request_is_served(
-    site: Site, vms: tuple[Machine, Machine]
+    edge_client: EdgeClient, vms: tuple[Machine, Machine]
 ) -> None:
     """The end is a kill, after which the next request starts the VM, and then a deletion."""
     one, two = vms
     host = "two.style.dev"
-    await site.map(host, two)
-    async with site.client() as client:
+    await edge_client.map(host, two)
+    async with edge_client.client() as client:
         assert await client.ask(host) == (200, "two 0")
-        upload = await _upload(site, host, two)
+        upload = await _upload(edge_client, host, two)
         await two.kill()
         assert await _refusal(*upload) == (502, "BAD_GATEWAY")
         assert (await two.info()).state is State.STOPPED, "the request is not sent again"
@@ -286,22 +286,22 @@ async def test_an_upload_to_a_vm_that_ends_gets_an_error_and_the_next_request_is
             return answer[0] == 200
 
         await until(served, 240)
-        upload = await _upload(site, host, two)
+        upload = await _upload(edge_client, host, two)
         await two.delete()
         assert await _refusal(*upload) in {(502, "BAD_GATEWAY"), (404, "DOMAIN_NOT_MAPPED")}
-        await until(lambda: site.domains.route(host) is None, 60)
+        await until(lambda: edge_client.domains.route(host) is None, 60)
         assert await client.ask(host) == (404, "DOMAIN_NOT_MAPPED")
-        await site.map(host, one)
+        await edge_client.map(host, one)
         assert await client.ask(host) == (200, "one 0")
 
 
 async def _upload(
-    site: Site, host: str, machine: Machine
+    edge_client: EdgeClient, host: str, machine: Machine
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Send half of a body, and wait until the server in the VM reads it."""
     assert (await machine.exec("sync; rm -f /srv/posting")).ok
     reader, writer = await asyncio.open_connection(
-        "127.0.0.1", site.server.https_port, ssl=site.context, server_hostname=host
+        "127.0.0.1", edge_client.server.https_port, ssl=edge_client.context, server_hostname=host
     )
     writer.write(f"POST / HTTP/1.1\r\nHost: {host}\r\nContent-Length: 200000\r\n\r\n".encode())
     writer.write(b"x" * 100_000)

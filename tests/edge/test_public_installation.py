@@ -20,9 +20,9 @@ from support.acme_server import AcmeServer
 from support.documents import commands, run_by
 from support.installations import other_settings
 from support.npm import Ended
-from support.outside import Outside, outside
+from support.remote_host import RemoteHost, remote_host
+from support.run_cli import PROGRAM
 from support.serve_process import client_of, serving
-from support.typed import PROGRAM
 from support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -35,7 +35,7 @@ _PAGE = "systemd-run --quiet --unit=site --working-directory=/srv python3 -m htt
 class Client:
     """A user on the other host, which trusts the CA of the ACME server and no other one."""
 
-    host: Outside
+    host: RemoteHost
     home: Path
     environment: dict[str, str]
     said: dict[str, Any]
@@ -89,7 +89,7 @@ async def client(settings: Settings, image: BaseImage, folder: Path) -> AsyncIte
     (command,) = commands(start.body)
     *variables_of_page, program, action = command.line.split()
     assert (program, action) == ("stead", "serve")
-    with outside([_DOMAIN]) as host, other_settings(settings) as other:
+    with remote_host([_DOMAIN]) as host, other_settings(settings) as other:
         acme = AcmeServer(folder, address=host.address, found_at=host.this_host)
         async with acme.running(host.side) as found:
             listen = {f"STEAD_{name}_LISTEN": f"{host.this_host}:{port}" for name, port in _PORTS.items()}

@@ -19,7 +19,7 @@ from stead.host.authority import Authority
 from stead.settings import Settings
 from support.debian_packages import unpacked
 from support.documents import run_by
-from support.fake_site import FakeSite, fake_site
+from support.fake_api import FakeApi, fake_api
 from support.waiting import until
 
 _NAME = "stead.example.com"
@@ -27,7 +27,7 @@ _NAME = "stead.example.com"
 
 @dataclass(frozen=True)
 class Proxied:
-    site: FakeSite
+    fake_server: FakeApi
     port: int
     trusting: ssl.SSLContext
 
@@ -36,21 +36,21 @@ class Proxied:
         return f"https://127.0.0.1:{self.port}"
 
     def client(self) -> httpx2.AsyncClient:
-        headers = self.site.callers["owner"]
+        headers = self.fake_server.callers["owner"]
         return httpx2.AsyncClient(base_url=self.url, headers=headers, verify=self.trusting, timeout=60)
 
 
 def _configuration(folder: Path, api: str, port: int) -> Path:
     """The part of the page, for a user without privileges."""
     (block,) = run_by(__file__, "docs/operate.md")
-    site = block.body.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl")
-    site = site.replace("http://127.0.0.1:8600", api).replace("/etc/ssl/", f"{folder}/")
+    fake_server = block.body.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl")
+    fake_server = fake_server.replace("http://127.0.0.1:8600", api).replace("/etc/ssl/", f"{folder}/")
     for name in ("client", "proxy", "fastcgi", "uwsgi", "scgi"):
-        site = f"{name}_{'body_' if name == 'client' else ''}temp_path {folder}/{name};\n{site}"
+        fake_server = f"{name}_{'body_' if name == 'client' else ''}temp_path {folder}/{name};\n{fake_server}"
     path = folder / "nginx.conf"
     path.write_text(
         f"daemon off;\nmaster_process off;\npid {folder}/pid;\nerror_log stderr;\nevents {{}}\n"
-        f"http {{\naccess_log off;\n{site}}}\n"
+        f"http {{\naccess_log off;\n{fake_server}}}\n"
     )
     return path
 
@@ -68,9 +68,9 @@ async def proxied(
         port = int(free.getsockname()[1])
     program = shutil.which("nginx", path="/usr/sbin") or unpacked(cache, "nginx") / "usr/sbin/nginx"
     (folder / "site").mkdir()
-    async with fake_site(folder / "site") as site:
+    async with fake_api(folder / "site") as fake_server:
         nginx = await asyncio.create_subprocess_exec(
-            program, "-p", str(folder), "-c", str(_configuration(folder, site.url, port))
+            program, "-p", str(folder), "-c", str(_configuration(folder, fake_server.url, port))
         )
         try:
 
@@ -84,7 +84,7 @@ async def proxied(
 
             await until(listening, 60)
             trusting = ssl.create_default_context(cadata=authority.certificate.decode())
-            yield Proxied(site, port, trusting)
+            yield Proxied(fake_server, port, trusting)
         finally:
             nginx.kill()
             await nginx.wait()
@@ -95,12 +95,14 @@ async def test_calls_pass_nginx_unchanged(proxied: Proxied) -> None:
     large = b'{"command": 1, "x": "' + b"x" * (2 << 20) + b'"}'
     calls = (
         ("GET", "/v1/vms", b""),
-        ("GET", f"/v1/vms/{proxied.site.vm}%2Fother", b""),
-        ("POST", f"/v1/vms/{proxied.site.vm}/exec-await", large),
+        ("GET", f"/v1/vms/{proxied.fake_server.vm}%2Fother", b""),
+        ("POST", f"/v1/vms/{proxied.fake_server.vm}/exec-await", large),
     )
-    async with proxied.client() as outside, httpx2.AsyncClient(base_url=proxied.site.url) as inside:
+    async with proxied.client() as outside, httpx2.AsyncClient(base_url=proxied.fake_server.url) as inside:
         for method, path, body in calls:
-            direct = await inside.request(method, path, content=body, headers=proxied.site.callers["owner"])
+            direct = await inside.request(
+                method, path, content=body, headers=proxied.fake_server.callers["owner"]
+            )
             passed = await outside.request(method, path, content=body)
             assert passed.status_code == direct.status_code, passed.text
             assert passed.json() == direct.json()
@@ -109,9 +111,9 @@ async def test_calls_pass_nginx_unchanged(proxied: Proxied) -> None:
 
 
 async def test_terminals_pass_nginx(proxied: Proxied) -> None:
-    url = f"wss://127.0.0.1:{proxied.port}/v1/vms/{proxied.site.vm}/pty?sessionId=web"
-    headers = proxied.site.callers["owner"]
+    url = f"wss://127.0.0.1:{proxied.port}/v1/vms/{proxied.fake_server.vm}/pty?sessionId=web"
+    headers = proxied.fake_server.callers["owner"]
     async with connect(url, additional_headers=headers, ssl=proxied.trusting) as terminal:
         assert json.loads(await terminal.recv())["sessionId"] == "web"
         await terminal.send(b"ls\r")
-        await until(lambda: proxied.site.session("web").received == b"ls\r", 60)
+        await until(lambda: proxied.fake_server.session("web").received == b"ls\r", 60)

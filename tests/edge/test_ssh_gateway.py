@@ -18,44 +18,44 @@ from stead.host.interface import narrowed
 from stead.machines import State
 from stead.machines.records import Properties
 from stead.settings import Settings
+from support.fake_api import TOKEN
 from support.fake_host import FakeHost
-from support.fake_site import TOKEN
 from support.internals import inside
 from support.process_tree import own_command_lines
 from support.pseudo_terminal import in_terminal
-from support.ssh_scene import WAIT, Scene, ssh_scene
-from support.typed import PROGRAM, Shell
+from support.run_cli import PROGRAM, Shell
+from support.ssh_gateway_with_sshd import WAIT, SshGatewayWithSshd, ssh_gateway_with_sshd
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("root", "network")
 
 
 @pytest_asyncio.fixture(scope="module")
-async def scene(root: None, network: None, cache: Path) -> AsyncIterator[Scene]:
-    async with ssh_scene(cache) as scene:
-        yield scene
+async def ssh_gateway(root: None, network: None, cache: Path) -> AsyncIterator[SshGatewayWithSshd]:
+    async with ssh_gateway_with_sshd(cache) as ssh_gateway:
+        yield ssh_gateway
 
 
-async def test_a_command_with_input_output_and_exit_code(scene: Scene) -> None:
-    ended = await scene.ssh("cat; echo to-stderr >&2; exit 7", stdin=b"through the gateway")
+async def test_a_command_with_input_output_and_exit_code(ssh_gateway: SshGatewayWithSshd) -> None:
+    ended = await ssh_gateway.ssh("cat; echo to-stderr >&2; exit 7", stdin=b"through the gateway")
     assert (ended.code, ended.out, ended.err) == (7, "through the gateway", "to-stderr\n")
-    assert (await scene.ssh("kill -TERM $$")).code == 255, "ssh's code for a signal"
+    assert (await ssh_gateway.ssh("kill -TERM $$")).code == 255, "ssh's code for a signal"
 
 
-async def test_a_public_gateway_has_ipv4_and_ipv6(scene: Scene) -> None:
+async def test_a_public_gateway_has_ipv4_and_ipv6(ssh_gateway: SshGatewayWithSshd) -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("this host has no IPv6")
     address = Settings(domain="stead.example.com").ssh_address
     assert address == ("::", 22)
-    async with scene.limited(default_limits(100), listen_on(address[0], 0)) as public:
+    async with ssh_gateway.limited(default_limits(100), listen_on(address[0], 0)) as public:
         for host in ("::1", "127.0.0.1"):
             ended = await public.ssh("echo $SSH_CONNECTION", host=host)
             assert ended.code == 0 and ended.out, f"{host}: {ended.err}"
 
 
-async def test_no_packets_to_be_ignored_and_no_cbc_cipher(scene: Scene) -> None:
-    command = scene.ssh_command("head -c 200000 /dev/zero")
-    ended = await scene.run(*command[:1], "-vvv", *command[1:])
+async def test_no_packets_to_be_ignored_and_no_cbc_cipher(ssh_gateway: SshGatewayWithSshd) -> None:
+    command = ssh_gateway.ssh_command("head -c 200000 /dev/zero")
+    ended = await ssh_gateway.run(*command[:1], "-vvv", *command[1:])
     assert (ended.code, len(ended.out)) == (0, 200_000)
     assert "receive packet: type 98" in ended.err, "packets are logged"
     assert "SSH2_MSG_IGNORE" not in ended.err
@@ -64,72 +64,82 @@ async def test_no_packets_to_be_ignored_and_no_cbc_cipher(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("separator", [":", ","])
-async def test_the_user_name_selects_vm_and_linux_user(scene: Scene, separator: str) -> None:
-    assert (await scene.ssh("id -un", login=f"{scene.site.vm}{separator}{scene.token}")).out == "root\n"
-    assert (await scene.ssh("id -un", login=f"{scene.site.vm}+dev{separator}{scene.token}")).out == "dev\n"
+async def test_the_user_name_selects_vm_and_linux_user(
+    ssh_gateway: SshGatewayWithSshd, separator: str
+) -> None:
+    assert (
+        await ssh_gateway.ssh("id -un", login=f"{ssh_gateway.api.vm}{separator}{ssh_gateway.token}")
+    ).out == "root\n"
+    assert (
+        await ssh_gateway.ssh("id -un", login=f"{ssh_gateway.api.vm}+dev{separator}{ssh_gateway.token}")
+    ).out == "dev\n"
 
 
-async def test_a_token_as_the_password(scene: Scene) -> None:
+async def test_a_token_as_the_password(ssh_gateway: SshGatewayWithSshd) -> None:
     for method in ("password", "keyboard-interactive"):
-        ended = await scene.ssh_with_password(scene.token, "-o", f"PreferredAuthentications={method}")
+        ended = await ssh_gateway.ssh_with_password(
+            ssh_gateway.token, "-o", f"PreferredAuthentications={method}"
+        )
         assert (ended.out, ended.err) == ("in\n", "")
 
 
-async def test_refused_logins_learn_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_logins_learn_nothing(
+    ssh_gateway: SshGatewayWithSshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wrong token, another identity's, a VM that does not exist: one answer. API keys are named as such."""
-    _, allowed = await scene.token_for("dev")
+    _, allowed = await ssh_gateway.token_for("dev")
     unknown = "unknown VM or token"
-    key = scene.site.callers["owner"]["Authorization"].removeprefix("Bearer ")
-    other = scene.site.callers["ungranted"][TOKEN]
+    key = ssh_gateway.api.callers["owner"]["Authorization"].removeprefix("Bearer ")
+    other = ssh_gateway.api.callers["ungranted"][TOKEN]
     for login, why in [
-        (f"{scene.site.vm}:{'stid_' + 'x' * 43}", unknown),
-        (f"{scene.site.vm}:{other}", unknown),
-        (f"aaaaaaaaaaaaaaaaaaaa:{scene.token}", unknown),
-        (f"{scene.site.vm}:{key}", "API keys are not accepted here"),
-        (f"{scene.site.vm}+root:{allowed}", "Linux user root is not allowed; allowed users: dev"),
+        (f"{ssh_gateway.api.vm}:{'stid_' + 'x' * 43}", unknown),
+        (f"{ssh_gateway.api.vm}:{other}", unknown),
+        (f"aaaaaaaaaaaaaaaaaaaa:{ssh_gateway.token}", unknown),
+        (f"{ssh_gateway.api.vm}:{key}", "API keys are not accepted here"),
+        (f"{ssh_gateway.api.vm}+root:{allowed}", "Linux user root is not allowed; allowed users: dev"),
         ("Root:x", "the user name must be VM"),
     ]:
-        ended = await scene.ssh("echo in", login=login)
+        ended = await ssh_gateway.ssh("echo in", login=login)
         assert (ended.code, ended.out) == (255, ""), login
         assert why in ended.err and "(trace " in ended.err, ended.err
-        assert scene.token not in ended.err
-    assert (await scene.ssh("id -un", login=f"{scene.site.vm}:{allowed}")).out == "dev\n", (
+        assert ssh_gateway.token not in ended.err
+    assert (await ssh_gateway.ssh("id -un", login=f"{ssh_gateway.api.vm}:{allowed}")).out == "dev\n", (
         "the only one allowed"
     )
 
 
-async def test_an_account_that_cannot_log_in_is_explained(scene: Scene) -> None:
-    ended = await scene.ssh("echo in", login=f"{scene.site.vm}+nobody-here,{scene.token}")
+async def test_an_account_that_cannot_log_in_is_explained(ssh_gateway: SshGatewayWithSshd) -> None:
+    ended = await ssh_gateway.ssh("echo in", login=f"{ssh_gateway.api.vm}+nobody-here,{ssh_gateway.token}")
     assert ended.code == 255 and "does not let nobody-here log in" in ended.err
 
 
-async def test_the_vm_gets_a_key_of_its_own_and_never_the_token(scene: Scene) -> None:
-    assert (await scene.ssh("true")).code == 0
-    asked = scene.sshd.admitted[-1]
-    assert asked["vm"] == scene.site.vm
+async def test_the_vm_gets_a_key_of_its_own_and_never_the_token(ssh_gateway: SshGatewayWithSshd) -> None:
+    assert (await ssh_gateway.ssh("true")).code == 0
+    asked = ssh_gateway.sshd.admitted[-1]
+    assert asked["vm"] == ssh_gateway.api.vm
     assert asked["authorized_key"].startswith("ssh-ed25519 ")
-    files = [path for path in scene.sshd.folder.rglob("*") if path.is_file()]
-    assert files and not any(scene.token.encode() in path.read_bytes() for path in files)
-    environment = await scene.ssh("env; cat /proc/$PPID/cmdline")
-    assert "SSH_CONNECTION" in environment.out and scene.token not in environment.out
+    files = [path for path in ssh_gateway.sshd.folder.rglob("*") if path.is_file()]
+    assert files and not any(ssh_gateway.token.encode() in path.read_bytes() for path in files)
+    environment = await ssh_gateway.ssh("env; cat /proc/$PPID/cmdline")
+    assert "SSH_CONNECTION" in environment.out and ssh_gateway.token not in environment.out
 
 
-async def test_a_server_that_shows_another_host_key_is_refused(scene: Scene) -> None:
-    real = dict(scene.sshd.host_keys)
+async def test_a_server_that_shows_another_host_key_is_refused(ssh_gateway: SshGatewayWithSshd) -> None:
+    real = dict(ssh_gateway.sshd.host_keys)
     try:
         name = "ssh_host_ed25519_key.pub"
-        (scene.home / "other").unlink(missing_ok=True)
-        await scene.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", scene.home / "other")
-        scene.sshd.host_keys = {name: (scene.home / "other.pub").read_text()}
-        ended = await scene.ssh("echo in")
+        (ssh_gateway.home / "other").unlink(missing_ok=True)
+        await ssh_gateway.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ssh_gateway.home / "other")
+        ssh_gateway.sshd.host_keys = {name: (ssh_gateway.home / "other.pub").read_text()}
+        ended = await ssh_gateway.ssh("echo in")
         assert ended.code == 255 and "the SSH server of VM" in ended.err and ended.out == ""
     finally:
-        scene.sshd.host_keys = real
-    assert (await scene.ssh("echo in")).out == "in\n"
+        ssh_gateway.sshd.host_keys = real
+    assert (await ssh_gateway.ssh("echo in")).out == "in\n"
 
 
-async def test_no_version_in_the_banner(scene: Scene) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", scene.port)
+async def test_no_version_in_the_banner(ssh_gateway: SshGatewayWithSshd) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", ssh_gateway.port)
     assert await asyncio.wait_for(reader.readline(), 60) == b"SSH-2.0-Stead\r\n"
     writer.close()
 
@@ -137,8 +147,10 @@ async def test_no_version_in_the_banner(scene: Scene) -> None:
 # Terminals, files, forwarding
 
 
-async def test_a_terminal_with_resize(scene: Scene) -> None:
-    command = scene.ssh_command("-tt", "stty size; echo $TERM; while read x; do stty size; done; exit 5")
+async def test_a_terminal_with_resize(ssh_gateway: SshGatewayWithSshd) -> None:
+    command = ssh_gateway.ssh_command(
+        "-tt", "stty size; echo $TERM; while read x; do stty size; done; exit 5"
+    )
     environment = {**os.environ, "TERM": "xterm-special"}
     async with in_terminal(command, environment, cols=90, rows=30) as window:
         await window.raw(WAIT)
@@ -155,31 +167,44 @@ async def test_a_terminal_with_resize(scene: Scene) -> None:
         assert await window.ended(WAIT) == 5
 
 
-async def test_scp_sftp_and_rsync_copy_files_and_folders(scene: Scene, tmp_path: Path) -> None:
-    source, target = tmp_path / "source", scene.sshd.folder / "target"
+async def test_scp_sftp_and_rsync_copy_files_and_folders(
+    ssh_gateway: SshGatewayWithSshd, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "source", ssh_gateway.sshd.folder / "target"
     (source / "folder").mkdir(parents=True)
     (source / "folder/large").write_bytes(os.urandom(5_000_000))
     (source / "empty").touch()
-    scp = ["scp", "-q", *scene.options, "-P", str(scene.port), "-r"]
+    scp = ["scp", "-q", *ssh_gateway.options, "-P", str(ssh_gateway.port), "-r"]
     for old in ([], ["-O"]):
-        ended = await scene.run(*scp, *old, source, f"{scene.login}@127.0.0.1:{target}")
+        ended = await ssh_gateway.run(*scp, *old, source, f"{ssh_gateway.login}@127.0.0.1:{target}")
         assert (ended.code, ended.err) == (0, "")
-        ended = await scene.run(*scp, *old, f"{scene.login}@127.0.0.1:{target}", tmp_path / f"back{len(old)}")
+        ended = await ssh_gateway.run(
+            *scp, *old, f"{ssh_gateway.login}@127.0.0.1:{target}", tmp_path / f"back{len(old)}"
+        )
         assert (ended.code, ended.err) == (0, "")
         for copy in (target, tmp_path / f"back{len(old)}"):
             assert (copy / "folder/large").read_bytes() == (source / "folder/large").read_bytes()
             assert (copy / "empty").exists()
-        await scene.run("rm", "-r", target)
+        await ssh_gateway.run("rm", "-r", target)
     batch = f"mkdir {target}\nput {source}/folder/large {target}/sent\nget {target}/sent {tmp_path}/got\n"
     batch += f"ls {target}\n"
-    sftp = ["sftp", "-q", *scene.options, "-P", str(scene.port), "-b", "-", f"{scene.login}@127.0.0.1"]
-    ended = await scene.run(*sftp, stdin=batch.encode())
+    sftp = [
+        "sftp",
+        "-q",
+        *ssh_gateway.options,
+        "-P",
+        str(ssh_gateway.port),
+        "-b",
+        "-",
+        f"{ssh_gateway.login}@127.0.0.1",
+    ]
+    ended = await ssh_gateway.run(*sftp, stdin=batch.encode())
     assert ended.code == 0 and f"{target}/sent" in ended.out, ended.err
     assert (tmp_path / "got").read_bytes() == (source / "folder/large").read_bytes()
-    shell = " ".join(["ssh", *scene.options, "-p", str(scene.port)])
-    remote = f"{scene.login}@127.0.0.1:{target}/rsync/"
-    assert (await scene.run("rsync", "-a", "-e", shell, f"{source}/", remote)).err == ""
-    ended = await scene.run("rsync", "-a", "--delete", "-e", shell, remote, tmp_path / "synced/")
+    shell = " ".join(["ssh", *ssh_gateway.options, "-p", str(ssh_gateway.port)])
+    remote = f"{ssh_gateway.login}@127.0.0.1:{target}/rsync/"
+    assert (await ssh_gateway.run("rsync", "-a", "-e", shell, f"{source}/", remote)).err == ""
+    ended = await ssh_gateway.run("rsync", "-a", "--delete", "-e", shell, remote, tmp_path / "synced/")
     assert (ended.code, ended.err) == (0, "")
     assert (tmp_path / "synced/folder/large").read_bytes() == (source / "folder/large").read_bytes()
 
@@ -214,9 +239,11 @@ async def echo() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("direction", ["-L", "-R"])
-async def test_forwarded_ports_in_both_directions(scene: Scene, echo: int, direction: str) -> None:
+async def test_forwarded_ports_in_both_directions(
+    ssh_gateway: SshGatewayWithSshd, echo: int, direction: str
+) -> None:
     port = _free_port()
-    async with scene.connected(
+    async with ssh_gateway.connected(
         direction, f"127.0.0.1:{port}:127.0.0.1:{echo}", "-o", "ExitOnForwardFailure=yes"
     ):
         answers = await asyncio.gather(
@@ -226,9 +253,9 @@ async def test_forwarded_ports_in_both_directions(scene: Scene, echo: int, direc
         assert set(b"".join(answers)) == set(b"ABC")
 
 
-async def test_a_forwarded_port_that_is_closed(scene: Scene) -> None:
+async def test_a_forwarded_port_that_is_closed(ssh_gateway: SshGatewayWithSshd) -> None:
     closed, port = _free_port(), _free_port()
-    async with scene.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{closed}") as process:
+    async with ssh_gateway.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{closed}") as process:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await asyncio.wait_for(reader.read(), WAIT) == b""
         writer.close()
@@ -237,14 +264,16 @@ async def test_a_forwarded_port_that_is_closed(scene: Scene) -> None:
         assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"still here\n"
 
 
-async def test_forwarded_unix_sockets(scene: Scene, echo: int) -> None:
-    async with scene.connected("-R", f"{scene.home}/far.sock:127.0.0.1:{echo}"):
-        assert await _asked(*await asyncio.open_unix_connection(f"{scene.home}/far.sock")) == b"ABC"
-        async with scene.connected("-L", f"{scene.home}/near.sock:{scene.home}/far.sock"):
-            assert await _asked(*await asyncio.open_unix_connection(f"{scene.home}/near.sock")) == b"ABC"
+async def test_forwarded_unix_sockets(ssh_gateway: SshGatewayWithSshd, echo: int) -> None:
+    async with ssh_gateway.connected("-R", f"{ssh_gateway.home}/far.sock:127.0.0.1:{echo}"):
+        assert await _asked(*await asyncio.open_unix_connection(f"{ssh_gateway.home}/far.sock")) == b"ABC"
+        async with ssh_gateway.connected("-L", f"{ssh_gateway.home}/near.sock:{ssh_gateway.home}/far.sock"):
+            assert (
+                await _asked(*await asyncio.open_unix_connection(f"{ssh_gateway.home}/near.sock")) == b"ABC"
+            )
 
 
-async def test_an_editor_installs_its_server_and_connects_to_it(scene: Scene) -> None:
+async def test_an_editor_installs_its_server_and_connects_to_it(ssh_gateway: SshGatewayWithSshd) -> None:
     """As Remote-SSH does: `ssh -T -D PORT HOST bash` runs a script from its input, which prints the port of a
     server that it started; the editor then connects to it through the SOCKS proxy."""
     proxy = _free_port()
@@ -259,7 +288,7 @@ connection.sendall(connection.recv(3).upper())
 END
 echo started
 """
-    process = await scene.start(*scene.ssh_command("-T", "-D", str(proxy), "bash"))
+    process = await ssh_gateway.start(*ssh_gateway.ssh_command("-T", "-D", str(proxy), "bash"))
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(script)
@@ -280,21 +309,21 @@ echo started
         await process.wait()
 
 
-async def test_agent_forwarding_is_off(scene: Scene, tmp_path: Path) -> None:
-    agent = await scene.start("ssh-agent", "-D", "-a", tmp_path / "agent")
+async def test_agent_forwarding_is_off(ssh_gateway: SshGatewayWithSshd, tmp_path: Path) -> None:
+    agent = await ssh_gateway.start("ssh-agent", "-D", "-a", tmp_path / "agent")
     try:
         assert await until(lambda: asyncio.sleep(0, (tmp_path / "agent").exists()), 60)
-        command = scene.ssh_command("-A", "echo socket=$SSH_AUTH_SOCK")
-        ended = await scene.run("env", f"SSH_AUTH_SOCK={tmp_path}/agent", *command)
+        command = ssh_gateway.ssh_command("-A", "echo socket=$SSH_AUTH_SOCK")
+        ended = await ssh_gateway.run("env", f"SSH_AUTH_SOCK={tmp_path}/agent", *command)
         assert ended.out == "socket=\n"
     finally:
         agent.kill()
         await agent.wait()
 
 
-async def test_all_output_arrives_before_the_exit_code(scene: Scene) -> None:
+async def test_all_output_arrives_before_the_exit_code(ssh_gateway: SshGatewayWithSshd) -> None:
     """Output that is faster than its client, of a program that ends at once."""
-    process = await scene.start(*scene.ssh_command("head -c 5000000 /dev/zero; exit 9"))
+    process = await ssh_gateway.start(*ssh_gateway.ssh_command("head -c 5000000 /dev/zero; exit 9"))
     assert process.stdout is not None
     await asyncio.sleep(1)
     total = 0
@@ -304,7 +333,7 @@ async def test_all_output_arrives_before_the_exit_code(scene: Scene) -> None:
 
 
 async def test_an_exit_code_that_comes_after_the_end_of_the_output(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ssh_gateway: SshGatewayWithSshd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A session of a shared connection is closed by ssh when both directions have ended."""
 
@@ -317,26 +346,26 @@ async def test_an_exit_code_that_comes_after_the_end_of_the_output(
     for name in ("exit_status_received", "exit_signal_received", "connection_lost"):
         monkeypatch.setattr(relay._InVm, name, late(getattr(relay._InVm, name)))
     shared = ("-o", f"ControlPath={tmp_path}/control")
-    async with scene.connected("-M", *shared):
-        ended = await scene.ssh(*shared, "echo out; exit 9")
+    async with ssh_gateway.connected("-M", *shared):
+        ended = await ssh_gateway.ssh(*shared, "echo out; exit 9")
         assert (ended.code, ended.out) == (9, "out\n")
     monkeypatch.setattr(relay, "_STATUS_WAIT", 0.1)
-    process = await scene.start(*scene.ssh_command("echo out; exec >&- 2>&-; sleep 60"))
+    process = await ssh_gateway.start(*ssh_gateway.ssh_command("echo out; exec >&- 2>&-; sleep 60"))
     assert process.stdout is not None
     assert await asyncio.wait_for(process.stdout.read(), WAIT) == b"out\n", "it ends while the program runs"
     process.kill()
     await process.wait()
 
 
-async def test_output_that_is_not_read_is_not_collected(scene: Scene) -> None:
+async def test_output_that_is_not_read_is_not_collected(ssh_gateway: SshGatewayWithSshd) -> None:
     """A client with an endless window that stops reading: the gateway stops reading from the VM."""
-    process = await scene.start(*scene.ssh_command("echo begun; exec cat /dev/zero"))
+    process = await ssh_gateway.start(*ssh_gateway.ssh_command("echo begun; exec cat /dev/zero"))
     assert process.stdout is not None
     await process.stdout.readline()
     process.send_signal(signal.SIGSTOP)
 
     def held() -> int:
-        (found,) = [each for each in scene.gateway._clients if each._login is not None]
+        (found,) = [each for each in ssh_gateway.gateway._clients if each._login is not None]
         return int(found._connection._transport.get_write_buffer_size())
 
     try:
@@ -358,20 +387,22 @@ async def test_output_that_is_not_read_is_not_collected(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("what", ["token", "permission", "identity"])
-async def test_revocation_ends_connections(scene: Scene, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_revocation_ends_connections(
+    ssh_gateway: SshGatewayWithSshd, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "_RECHECK", 0.2)
-    identities, account = scene.site.installation.identities, scene.site.account
-    identity, token = await scene.token_for()
-    command = scene.ssh_command("cat", login=f"{scene.site.vm},{token}")
-    process = await scene.start(*command)
+    identities, account = ssh_gateway.api.installation.identities, ssh_gateway.api.account
+    identity, token = await ssh_gateway.token_for()
+    command = ssh_gateway.ssh_command("cat", login=f"{ssh_gateway.api.vm},{token}")
+    process = await ssh_gateway.start(*command)
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(b"begun\n")
     assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"begun\n"
-    async with scene.connected() as other:
+    async with ssh_gateway.connected() as other:
         (info,) = await identities.tokens(account, identity)
-        below = {"token": f"/tokens/{info.id}", "permission": f"/permissions/vm/{scene.site.vm}"}
-        url = f"{scene.site.url}/identity/v1/identities/{identity}{below.get(what, '')}"
-        async with httpx2.AsyncClient(headers=scene.site.callers["owner"]) as owner:
+        below = {"token": f"/tokens/{info.id}", "permission": f"/permissions/vm/{ssh_gateway.api.vm}"}
+        url = f"{ssh_gateway.api.url}/identity/v1/identities/{identity}{below.get(what, '')}"
+        async with httpx2.AsyncClient(headers=ssh_gateway.api.callers["owner"]) as owner:
             assert (await owner.delete(url)).status_code == 200
         _, errors = await asyncio.wait_for(process.communicate(), WAIT)
         assert process.returncode == 255 and b"unknown VM or token" in errors, errors
@@ -381,14 +412,14 @@ async def test_revocation_ends_connections(scene: Scene, what: str, monkeypatch:
 
 
 async def test_a_connection_wakes_a_suspended_vm_and_outlives_a_suspend(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ssh_gateway: SshGatewayWithSshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_RECHECK", 0.2)
-    machines, vm = scene.site.installation.machines, scene.site.vm
+    machines, vm = ssh_gateway.api.installation.machines, ssh_gateway.api.vm
     await machines.suspend(vm)
-    async with scene.connected() as process:
+    async with ssh_gateway.connected() as process:
         assert (await machines.info(vm)).state == State.RUNNING
-        keys = len({asked["authorized_key"] for asked in scene.sshd.admitted})
+        keys = len({asked["authorized_key"] for asked in ssh_gateway.sshd.admitted})
         await machines.suspend(vm)
         await asyncio.sleep(1)
         assert process.returncode is None and (await machines.info(vm)).state == State.SUSPENDED
@@ -400,16 +431,18 @@ async def test_a_connection_wakes_a_suspended_vm_and_outlives_a_suspend(
             return (await machines.info(vm)).state == State.RUNNING
 
         assert await until(woken, WAIT)
-    assert (await scene.ssh("true")).code == 0
-    assert len({asked["authorized_key"] for asked in scene.sshd.admitted}) == keys + 1, "one key for each run"
+    assert (await ssh_gateway.ssh("true")).code == 0
+    assert len({asked["authorized_key"] for asked in ssh_gateway.sshd.admitted}) == keys + 1, (
+        "one key for each run"
+    )
 
 
 async def test_a_login_waits_until_the_ssh_server_listens(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ssh_gateway: SshGatewayWithSshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a boot it listens later than the agent answers."""
-    ports = scene.site.world.ports
-    host = narrowed(inside(scene.site.installation.machines).host, FakeHost)
+    ports = ssh_gateway.api.world.ports
+    host = narrowed(inside(ssh_gateway.api.installation.machines).host, FakeHost)
     listening = ports[22]
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -417,10 +450,10 @@ async def test_a_login_waits_until_the_ssh_server_listens(
         try:
             with monkeypatch.context() as patch:
                 patch.setattr(vm_login, "_LISTEN_TIMEOUT", 0.3)
-                ended = await scene.ssh("true")
+                ended = await ssh_gateway.ssh("true")
                 assert ended.code == 255 and "nothing listens on port 22" in ended.err
             dials = host.calls.count("dial")
-            login = asyncio.create_task(scene.ssh("echo in"))
+            login = asyncio.create_task(ssh_gateway.ssh("echo in"))
             await until(lambda: host.calls.count("dial") > dials, WAIT)
         finally:
             ports[22] = listening
@@ -429,13 +462,13 @@ async def test_a_login_waits_until_the_ssh_server_listens(
 
 @pytest.mark.parametrize("how", ["kill", "delete"])
 async def test_the_end_of_a_vm_ends_its_connections(
-    scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch
+    ssh_gateway: SshGatewayWithSshd, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_RECHECK", 60.0)
-    machines = scene.site.installation.machines
-    machine = await machines.create(Properties(account=scene.site.account))
-    _, token = await scene.token_for(vm=machine.id)
-    process = await scene.start(*scene.ssh_command("cat", login=f"{machine.id},{token}"))
+    machines = ssh_gateway.api.installation.machines
+    machine = await machines.create(Properties(account=ssh_gateway.api.account))
+    _, token = await ssh_gateway.token_for(vm=machine.id)
+    process = await ssh_gateway.start(*ssh_gateway.ssh_command("cat", login=f"{machine.id},{token}"))
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(b"begun\n")
     assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"begun\n"
@@ -450,14 +483,14 @@ async def test_the_end_of_a_vm_ends_its_connections(
 # Command lines
 
 
-async def test_stead_vm_ssh_has_a_token_for_its_own_length(scene: Scene) -> None:
+async def test_stead_vm_ssh_has_a_token_for_its_own_length(ssh_gateway: SshGatewayWithSshd) -> None:
     """Options and the command go to ssh, and the exit code comes back; the token is in no command line."""
-    here, account = scene.site.installation, scene.site.account
+    here, account = ssh_gateway.api.installation, ssh_gateway.api.account
     before = (await here.identities.list(account)).total
-    key = scene.site.callers["owner"]["Authorization"].removeprefix("Bearer ")
-    shell = Shell(scene.site.url, key)
+    key = ssh_gateway.api.callers["owner"]["Authorization"].removeprefix("Bearer ")
+    shell = Shell(ssh_gateway.api.url, key)
     process = await asyncio.create_subprocess_exec(
-        *(PROGRAM, "vm", "ssh", "--user", "dev", scene.site.vm, "-v", "id -un; cat; exit 6"),
+        *(PROGRAM, "vm", "ssh", "--user", "dev", ssh_gateway.api.vm, "-v", "id -un; cat; exit 6"),
         env=shell.environment,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -467,7 +500,7 @@ async def test_stead_vm_ssh_has_a_token_for_its_own_length(scene: Scene) -> None
     assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"dev\n"
     assert (await here.identities.list(account)).total == before + 1
     lines = own_command_lines().values()
-    assert any(line.startswith(b"ssh ") and scene.site.vm.encode() in line for line in lines)
+    assert any(line.startswith(b"ssh ") and ssh_gateway.api.vm.encode() in line for line in lines)
     assert not any(b"stid_" in line for line in lines)
     out, err = await asyncio.wait_for(process.communicate(b"to the end"), WAIT)
     assert (process.returncode, out) == (6, b"to the end")

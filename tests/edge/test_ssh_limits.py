@@ -17,8 +17,8 @@ from stead.edge.ssh.client import GatewayLimits
 from stead.edge.ssh.failures import ConnectionPlaces, FailureLimit
 from stead.edge.ssh.gateway import default_limits
 from stead.machines.records import Properties
-from support.ssh_scene import WAIT, Ended, Scene, ssh_scene
-from support.typed import Shell
+from support.run_cli import Shell
+from support.ssh_gateway_with_sshd import WAIT, Ended, SshGatewayWithSshd, ssh_gateway_with_sshd
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("root", "network")
@@ -35,9 +35,9 @@ class Clock:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def scene(root: None, network: None, cache: Path) -> AsyncIterator[Scene]:
-    async with ssh_scene(cache) as scene:
-        yield scene
+async def ssh_gateway(root: None, network: None, cache: Path) -> AsyncIterator[SshGatewayWithSshd]:
+    async with ssh_gateway_with_sshd(cache) as ssh_gateway:
+        yield ssh_gateway
 
 
 def _limits(clock: Clock, *, address: int = 100, vm: int = 100) -> GatewayLimits:
@@ -48,13 +48,17 @@ def _limits(clock: Clock, *, address: int = 100, vm: int = 100) -> GatewayLimits
     )
 
 
-async def _login(scene: Scene, source: str, token: str | None = None, vm: str | None = None) -> Ended:
-    return await scene.ssh(*("-b", source, "echo in"), login=f"{vm or scene.site.vm},{token or scene.token}")
+async def _login(
+    ssh_gateway: SshGatewayWithSshd, source: str, token: str | None = None, vm: str | None = None
+) -> Ended:
+    return await ssh_gateway.ssh(
+        *("-b", source, "echo in"), login=f"{vm or ssh_gateway.api.vm},{token or ssh_gateway.token}"
+    )
 
 
-async def test_guesses_of_an_address_are_limited(scene: Scene) -> None:
+async def test_guesses_of_an_address_are_limited(ssh_gateway: SshGatewayWithSshd) -> None:
     clock = Clock()
-    async with scene.limited(_limits(clock, address=3)) as limited:
+    async with ssh_gateway.limited(_limits(clock, address=3)) as limited:
         for _ in range(3):
             ended = await _login(limited, "127.0.0.5", _WRONG)
             assert ended.code == 255 and "unknown VM or token" in ended.err
@@ -65,11 +69,11 @@ async def test_guesses_of_an_address_are_limited(scene: Scene) -> None:
         assert (await _login(limited, "127.0.0.5")).out == "in\n"
 
 
-async def test_guesses_for_a_vm_are_limited_over_all_addresses(scene: Scene) -> None:
-    clock, machines = Clock(), scene.site.installation.machines
-    other = await machines.create(Properties(account=scene.site.account))
-    _, token = await scene.token_for(vm=other.id)
-    async with scene.limited(_limits(clock, vm=3)) as limited:
+async def test_guesses_for_a_vm_are_limited_over_all_addresses(ssh_gateway: SshGatewayWithSshd) -> None:
+    clock, machines = Clock(), ssh_gateway.api.installation.machines
+    other = await machines.create(Properties(account=ssh_gateway.api.account))
+    _, token = await ssh_gateway.token_for(vm=other.id)
+    async with ssh_gateway.limited(_limits(clock, vm=3)) as limited:
         for number in range(3):
             assert (await _login(limited, f"127.0.1.{number}", _WRONG)).code == 255
         refused = await _login(limited, "127.0.1.9")
@@ -80,9 +84,11 @@ async def test_guesses_for_a_vm_are_limited_over_all_addresses(scene: Scene) -> 
     await other.delete()
 
 
-async def test_passwords_that_are_guessed_in_one_connection_count_one_by_one(scene: Scene) -> None:
+async def test_passwords_that_are_guessed_in_one_connection_count_one_by_one(
+    ssh_gateway: SshGatewayWithSshd,
+) -> None:
     clock = Clock()
-    async with scene.limited(_limits(clock, address=4)) as limited:
+    async with ssh_gateway.limited(_limits(clock, address=4)) as limited:
         ended = await limited.ssh_with_password(_WRONG, "-b", "127.0.0.5", "-o", "NumberOfPasswordPrompts=9")
         assert ended.code == 255 and ended.out == ""
         assert "unknown VM or token" in ended.err, "the gateway ends it, after three attempts"
@@ -91,22 +97,22 @@ async def test_passwords_that_are_guessed_in_one_connection_count_one_by_one(sce
         assert (await _login(limited, "127.0.0.5")).out == ""
 
 
-async def test_another_client_library_is_limited_too(scene: Scene) -> None:
-    async with scene.limited(_limits(Clock(), address=2)) as limited:
+async def test_another_client_library_is_limited_too(ssh_gateway: SshGatewayWithSshd) -> None:
+    async with ssh_gateway.limited(_limits(Clock(), address=2)) as limited:
         where = {"host": "127.0.0.1", "port": limited.port, "known_hosts": None, "config": None}
-        options = {**where, "username": scene.site.vm, "client_keys": None, "agent_path": None}
-        async with asyncssh.connect(**options, password=scene.token) as connection:
+        options = {**where, "username": ssh_gateway.api.vm, "client_keys": None, "agent_path": None}
+        async with asyncssh.connect(**options, password=ssh_gateway.token) as connection:
             assert (await connection.run("id -un")).stdout == "root\n"
             assert connection.get_extra_info("server_version") == "SSH-2.0-Stead"
         for _ in range(2):
             with pytest.raises(asyncssh.PermissionDenied):
                 await asyncssh.connect(**options, password=_WRONG)
         with pytest.raises((asyncssh.ConnectionLost, ConnectionError)):
-            await asyncssh.connect(**options, password=scene.token)
+            await asyncssh.connect(**options, password=ssh_gateway.token)
 
 
 async def test_silent_connections_leave_room_for_others(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ssh_gateway: SshGatewayWithSshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway, "_LOGIN_TIMEOUT", 3)
     limits = replace(_limits(Clock()), unauthenticated=ConnectionPlaces(4, 2))
@@ -115,7 +121,7 @@ async def test_silent_connections_leave_room_for_others(
         made = socket.create_connection(("127.0.0.1", limited.port), source_address=(source, 0))
         return await asyncio.open_connection(sock=made)
 
-    async with scene.limited(limits) as limited:
+    async with ssh_gateway.limited(limits) as limited:
         opened = [await silent("127.0.0.7") for _ in range(3)]
         banners = [await asyncio.wait_for(reader.readline(), WAIT) for reader, _ in opened]
         assert banners == [b"SSH-2.0-Stead\r\n", b"SSH-2.0-Stead\r\n", b""]
@@ -130,12 +136,12 @@ async def test_silent_connections_leave_room_for_others(
 
 
 async def test_refusals_are_logged_with_the_trace_id_that_the_client_is_told(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    ssh_gateway: SshGatewayWithSshd, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    key = scene.site.callers["owner"]["Authorization"].removeprefix("Bearer ")
+    key = ssh_gateway.api.callers["owner"]["Authorization"].removeprefix("Bearer ")
     for token, why in [(_WRONG, "unknown VM or token"), (key, "API keys are not accepted here")]:
-        ended = await _login(scene, "127.0.0.9", token)
+        ended = await _login(ssh_gateway, "127.0.0.9", token)
         trace = re.search(r"\(trace ([0-9a-f]{32})\)", ended.err)
         assert why in ended.err and trace, ended.err
         (record,) = [
@@ -143,9 +149,13 @@ async def test_refusals_are_logged_with_the_trace_id_that_the_client_is_told(
             for each in caplog.records
             if each.name == "stead.ssh" and each.levelno == logging.WARNING and trace[1] in each.getMessage()
         ]
-        assert (record["trace"], record["address"], record["vm"]) == (trace[1], "127.0.0.9", scene.site.vm)
+        assert (record["trace"], record["address"], record["vm"]) == (
+            trace[1],
+            "127.0.0.9",
+            ssh_gateway.api.vm,
+        )
         assert why in record["reason"]
-    assert (await _login(scene, "127.0.0.9")).out == "in\n"
+    assert (await _login(ssh_gateway, "127.0.0.9")).out == "in\n"
 
     def ended_in_log() -> bool:
         return any(
@@ -156,45 +166,45 @@ async def test_refusals_are_logged_with_the_trace_id_that_the_client_is_told(
 
     assert await until(ended_in_log, 60)
     logged = [each.getMessage() for each in caplog.records]
-    assert not [line for line in logged for secret in (_WRONG, key, scene.token) if secret in line]
+    assert not [line for line in logged for secret in (_WRONG, key, ssh_gateway.token) if secret in line]
 
 
 # The host key
 
 
-async def test_the_host_key_outlives_a_restart(scene: Scene) -> None:
+async def test_the_host_key_outlives_a_restart(ssh_gateway: SshGatewayWithSshd) -> None:
     """A client that has pinned it is not asked, and only the owner of the data folder can read it."""
-    assert (await scene.ssh("echo in")).out == "in\n"
-    pinned = (scene.home / "known_hosts").read_text().split(maxsplit=1)[1]
-    async with scene.limited(default_limits(100)) as restarted:
-        (scene.home / "pinned").write_text(f"[127.0.0.1]:{restarted.port} {pinned}")
+    assert (await ssh_gateway.ssh("echo in")).out == "in\n"
+    pinned = (ssh_gateway.home / "known_hosts").read_text().split(maxsplit=1)[1]
+    async with ssh_gateway.limited(default_limits(100)) as restarted:
+        (ssh_gateway.home / "pinned").write_text(f"[127.0.0.1]:{restarted.port} {pinned}")
         command = restarted.ssh_command("echo in")
         command = [each.replace("/known_hosts", "/pinned") for each in command]
-        assert (await scene.run(*command)).out == "in\n"
-    key = scene.site.installation.settings.data / "ssh-host-key"
+        assert (await ssh_gateway.run(*command)).out == "in\n"
+    key = ssh_gateway.api.installation.settings.data / "ssh-host-key"
     assert key.stat().st_mode & 0o777 == 0o600
 
 
 async def test_vm_ssh_refuses_another_host_key_and_sends_no_token(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    ssh_gateway: SshGatewayWithSshd, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It asks nothing: the key comes from the API, and the known_hosts of the user is not read."""
     caplog.set_level(logging.INFO)
-    shell, here = Shell(scene.site.url, _key(scene)), scene.site.installation
-    first = await shell.try_("vm", "ssh", scene.site.vm, "echo in")
+    shell, here = Shell(ssh_gateway.api.url, _key(ssh_gateway)), ssh_gateway.api.installation
+    first = await shell.try_("vm", "ssh", ssh_gateway.api.vm, "echo in")
     assert (first.returncode, first.stdout, first.stderr) == (0, "in\n", "")
-    before, real = (await here.identities.list(scene.site.account)).total, here.ssh.host_key
+    before, real = (await here.identities.list(ssh_gateway.api.account)).total, here.ssh.host_key
     caplog.clear()
     here.ssh.host_key = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode().strip()
     try:
-        refused = await shell.try_("vm", "ssh", scene.site.vm, "echo in")
+        refused = await shell.try_("vm", "ssh", ssh_gateway.api.vm, "echo in")
     finally:
         here.ssh.host_key = real
     assert refused.returncode == 255 and refused.stdout == ""
     assert "Host key verification failed" in refused.stderr
     assert not [each for each in caplog.records if each.getMessage().startswith('event="ssh login"')]
-    assert (await here.identities.list(scene.site.account)).total == before
+    assert (await here.identities.list(ssh_gateway.api.account)).total == before
 
 
-def _key(scene: Scene) -> str:
-    return scene.site.callers["owner"]["Authorization"].removeprefix("Bearer ")
+def _key(ssh_gateway: SshGatewayWithSshd) -> str:
+    return ssh_gateway.api.callers["owner"]["Authorization"].removeprefix("Bearer ")

@@ -17,7 +17,7 @@ from stead.machines.records import Properties
 from support.documents import run_by
 from support.links import Side, namespace
 from support.npm import Ended, Npm
-from support.ssh_scene import Scene, ssh_scene
+from support.ssh_gateway_with_sshd import SshGatewayWithSshd, ssh_gateway_with_sshd
 
 pytestmark = pytest.mark.usefixtures("root", "network")
 
@@ -26,16 +26,16 @@ _RESOLVE = 'mount --bind "$1" /etc/hosts; shift; exec "$@"'
 
 
 @pytest_asyncio.fixture(scope="module")
-async def scene(root: None, network: None, cache: Path) -> AsyncIterator[Scene]:
-    async with ssh_scene(cache) as scene:
-        yield scene
+async def ssh_gateway(root: None, network: None, cache: Path) -> AsyncIterator[SshGatewayWithSshd]:
+    async with ssh_gateway_with_sshd(cache) as ssh_gateway:
+        yield ssh_gateway
 
 
 @dataclass(frozen=True)
 class CommandLine:
     """The package's command line on a computer of its own."""
 
-    scene: Scene
+    ssh_gateway: SshGatewayWithSshd
     package: Npm
     environment: Mapping[str, str]
     within: tuple[str, ...] = ()
@@ -46,19 +46,19 @@ class CommandLine:
         )
 
     async def identities(self) -> int:
-        return (await self.scene.site.installation.identities.list(self.scene.site.account)).total
+        return (await self.ssh_gateway.api.installation.identities.list(self.ssh_gateway.api.account)).total
 
 
 Computer = Callable[..., CommandLine]
 
 
 @pytest.fixture
-def computer(scene: Scene, package: Npm, tmp_path: Path) -> Computer:
+def computer(ssh_gateway: SshGatewayWithSshd, package: Npm, tmp_path: Path) -> Computer:
     """`config` is the ssh_config of its user."""
 
     def set_up(config: str, within: tuple[str, ...] = ()) -> CommandLine:
         known, file, programs = tmp_path / "known_hosts", tmp_path / "config", tmp_path / "bin"
-        known.write_text(f"{_HOST},*.{_HOST} {scene.gateway.host_key}\n")
+        known.write_text(f"{_HOST},*.{_HOST} {ssh_gateway.gateway.host_key}\n")
         file.write_text(f"{config}\nHost *\n  UserKnownHostsFile {known}\n  BatchMode yes\n")
         programs.mkdir()
         for name in ("ssh", "scp"):
@@ -67,13 +67,13 @@ def computer(scene: Scene, package: Npm, tmp_path: Path) -> Computer:
             (programs / name).chmod(0o755)
         (programs / "nc").write_text(NC)
         (programs / "nc").chmod(0o755)
-        key = scene.site.callers["owner"]["Authorization"].removeprefix("Bearer ")
+        key = ssh_gateway.api.callers["owner"]["Authorization"].removeprefix("Bearer ")
         environment = {
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "FREESTYLE_API_URL": scene.site.url,
+            "FREESTYLE_API_URL": ssh_gateway.api.url,
             "FREESTYLE_API_KEY": key,
         }
-        return CommandLine(scene, package, environment, within)
+        return CommandLine(ssh_gateway, package, environment, within)
 
     return set_up
 
@@ -83,17 +83,17 @@ exec 3<>"/dev/tcp/$1/$2"; cat <&3 & exec cat >&3
 """
 
 
-def _proxied(scene: Scene) -> str:
+def _proxied(ssh_gateway: SshGatewayWithSshd) -> str:
     """The ssh_config of the page; `nc` is a program that does what it needs of it."""
     (block,) = run_by(__file__, "docs/ssh.md")
     assert "nc 127.0.0.1 2222" in block.body
-    return block.body.replace("2222", str(scene.port))
+    return block.body.replace("2222", str(ssh_gateway.port))
 
 
 async def test_files_and_folders_are_copied_both_ways(
-    scene: Scene, computer: Computer, tmp_path: Path, open_folder: Path
+    ssh_gateway: SshGatewayWithSshd, computer: Computer, tmp_path: Path, open_folder: Path
 ) -> None:
-    freestyle, vm = computer(_proxied(scene)), scene.site.vm
+    freestyle, vm = computer(_proxied(ssh_gateway)), ssh_gateway.api.vm
     folder, home = tmp_path / "folder", open_folder
     home.chmod(0o777)
     (folder / "inner").mkdir(parents=True)
@@ -112,19 +112,21 @@ async def test_files_and_folders_are_copied_both_ways(
     assert await freestyle.identities() == before, "it deletes what it made"
 
 
-async def test_a_shell_runs_what_it_reads(scene: Scene, computer: Computer) -> None:
-    freestyle = computer(_proxied(scene))
+async def test_a_shell_runs_what_it_reads(ssh_gateway: SshGatewayWithSshd, computer: Computer) -> None:
+    freestyle = computer(_proxied(ssh_gateway))
     before = await freestyle.identities()
-    ended = await freestyle("ssh", scene.site.vm, stdin=b"id -un\necho $((6 * 7))\nexit\n")
+    ended = await freestyle("ssh", ssh_gateway.api.vm, stdin=b"id -un\necho $((6 * 7))\nexit\n")
     assert ended.status == 0 and "root\n42\n" in ended.stdout, ended.stdout + ended.stderr
     assert "Cleanup complete" in ended.stdout
     assert await freestyle.identities() == before
 
 
-async def test_the_end_of_a_shell_deletes_the_vm_on_request(scene: Scene, computer: Computer) -> None:
-    machines = scene.site.installation.machines
-    machine = await machines.create(Properties(account=scene.site.account))
-    ended = await computer(_proxied(scene))("ssh", machine.id, "--delete", stdin=b"echo in\n")
+async def test_the_end_of_a_shell_deletes_the_vm_on_request(
+    ssh_gateway: SshGatewayWithSshd, computer: Computer
+) -> None:
+    machines = ssh_gateway.api.installation.machines
+    machine = await machines.create(Properties(account=ssh_gateway.api.account))
+    ended = await computer(_proxied(ssh_gateway))("ssh", machine.id, "--delete", stdin=b"echo in\n")
     assert ended.status == 0 and "in\n" in ended.stdout, ended.stdout + ended.stderr
     with pytest.raises(MachineNotFound):
         await machines.info(machine.id)
@@ -149,7 +151,7 @@ async def _passed_on(side: Side, url: str) -> AsyncIterator[None]:
 
 
 async def test_the_name_may_lead_to_a_gateway_on_port_22(
-    scene: Scene, computer: Computer, tmp_path: Path
+    ssh_gateway: SshGatewayWithSshd, computer: Computer, tmp_path: Path
 ) -> None:
     """By /etc/hosts of a computer whose own sshd is elsewhere; no ssh_config is needed."""
     hosts = tmp_path / "hosts"
@@ -159,13 +161,13 @@ async def test_the_name_may_lead_to_a_gateway_on_port_22(
         freestyle = computer("", (*within, str(hosts)))
         listening = await side.listener("127.0.0.1", 22)
         async with (
-            scene.limited(default_limits(100), listening),
-            _passed_on(side, scene.site.url),
+            ssh_gateway.limited(default_limits(100), listening),
+            _passed_on(side, ssh_gateway.api.url),
         ):
-            ended = await freestyle("ssh", scene.site.vm, stdin=b"echo arrived\n")
+            ended = await freestyle("ssh", ssh_gateway.api.vm, stdin=b"echo arrived\n")
             assert ended.status == 0 and "arrived\n" in ended.stdout, ended.stdout + ended.stderr
             (tmp_path / "file").write_text("sent")
-            target = scene.sshd.folder / "by-name"
-            ended = await freestyle("scp", str(tmp_path / "file"), f"{scene.site.vm}:{target}")
+            target = ssh_gateway.sshd.folder / "by-name"
+            ended = await freestyle("scp", str(tmp_path / "file"), f"{ssh_gateway.api.vm}:{target}")
             assert ended.status == 0, ended.stdout + ended.stderr
             assert target.read_text() == "sent"

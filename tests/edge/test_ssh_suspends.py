@@ -20,7 +20,7 @@ from support.fake_world import World
 from support.internals import inside
 from support.pseudo_terminal import in_terminal
 from support.scripted_server import free_port
-from support.ssh_scene import WAIT, Ended, Process, Scene, ssh_scene
+from support.ssh_gateway_with_sshd import WAIT, Ended, Process, SshGatewayWithSshd, ssh_gateway_with_sshd
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("root", "network")
@@ -66,25 +66,25 @@ class VmPort:
 
 
 @dataclass(frozen=True)
-class Stage:
-    scene: Scene
+class SuspendableVm:
+    ssh_gateway: SshGatewayWithSshd
     port: VmPort
     folder: Path
 
     @property
     def vm(self) -> str:
-        return self.scene.site.vm
+        return self.ssh_gateway.api.vm
 
     async def state(self) -> State:
-        return (await self.scene.site.installation.machines.info(self.vm)).state
+        return (await self.ssh_gateway.api.installation.machines.info(self.vm)).state
 
     async def suspend(self) -> None:
-        await self.scene.site.installation.machines.suspend(self.vm)
+        await self.ssh_gateway.api.installation.machines.suspend(self.vm)
         assert await self.state() is State.SUSPENDED
 
     @property
     def wakes(self) -> int:
-        host = narrowed(inside(self.scene.site.installation.machines).host, FakeHost)
+        host = narrowed(inside(self.ssh_gateway.api.installation.machines).host, FakeHost)
         return host.calls.count("restore_state")
 
     @property
@@ -93,12 +93,14 @@ class Stage:
 
     async def ssh(self, *arguments: str) -> Ended:
         """With the connection of `connected`."""
-        return await self.scene.ssh(*self.shared, *arguments)
+        return await self.ssh_gateway.ssh(*self.shared, *arguments)
 
     @contextlib.asynccontextmanager
     async def connected(self, *options: str) -> AsyncIterator[Process]:
         """`ssh -M -N`."""
-        master = await self.scene.start(*self.scene.ssh_command("-M", "-N", *self.shared, *options))
+        master = await self.ssh_gateway.start(
+            *self.ssh_gateway.ssh_command("-M", "-N", *self.shared, *options)
+        )
         try:
             await until((self.folder / "control").exists, WAIT)
             assert (await self.ssh("true")).code == 0, "the gateway has logged in to the VM"
@@ -110,20 +112,22 @@ class Stage:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def scene(root: None, network: None, cache: Path) -> AsyncIterator[Scene]:
-    async with ssh_scene(cache) as scene:
-        yield scene
+async def ssh_gateway(root: None, network: None, cache: Path) -> AsyncIterator[SshGatewayWithSshd]:
+    async with ssh_gateway_with_sshd(cache) as ssh_gateway:
+        yield ssh_gateway
 
 
 @pytest_asyncio.fixture
-async def stage(scene: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Stage]:
+async def suspendable(
+    ssh_gateway: SshGatewayWithSshd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> AsyncIterator[SuspendableVm]:
     monkeypatch.setattr(client, "_RECHECK", 0.2)
-    world = scene.site.world
-    port = VmPort(world, scene.site.vm, scene.sshd.address)
+    world = ssh_gateway.api.world
+    port = VmPort(world, ssh_gateway.api.vm, ssh_gateway.sshd.address)
     server = await asyncio.start_server(port.accept, "127.0.0.1", 0)
     monkeypatch.setitem(world.ports, 22, server.sockets[0].getsockname())
-    await scene.site.installation.machines.start(scene.site.vm)
-    yield Stage(scene, port, tmp_path)
+    await ssh_gateway.api.installation.machines.start(ssh_gateway.api.vm)
+    yield SuspendableVm(ssh_gateway, port, tmp_path)
     server.close()
     port.cut()
 
@@ -160,17 +164,17 @@ async def _opened(port: int) -> AsyncIterator[Link]:
         link[1].close()
 
 
-async def test_every_kind_of_request_wakes_the_vm(stage: Stage, capitals: int) -> None:
+async def test_every_kind_of_request_wakes_the_vm(suspendable: SuspendableVm, capitals: int) -> None:
     """Each is the first after a suspend; all are of one connection."""
-    local, remote, near = free_port(), free_port(), stage.folder / "near.sock"
+    local, remote, near = free_port(), free_port(), suspendable.folder / "near.sock"
     back = ("-R", f"127.0.0.1:{remote}:127.0.0.1:{capitals}")
 
     async def session() -> None:
-        ended = await stage.ssh("echo in; exit 3")
+        ended = await suspendable.ssh("echo in; exit 3")
         assert (ended.code, ended.out) == (3, "in\n"), ended.err
 
     async def terminal() -> None:
-        assert "not a tty" not in (await stage.ssh("-tt", "tty")).out
+        assert "not a tty" not in (await suspendable.ssh("-tt", "tty")).out
 
     async def forwarded_port() -> None:
         link = await asyncio.open_connection("127.0.0.1", local)
@@ -183,26 +187,31 @@ async def test_every_kind_of_request_wakes_the_vm(stage: Stage, capitals: int) -
         await _close(link)
 
     async def remote_port() -> None:
-        assert (await stage.ssh("-O", "forward", *back)).code == 0
+        assert (await suspendable.ssh("-O", "forward", *back)).code == 0
         link = await asyncio.open_connection("127.0.0.1", remote)
         assert await _answer(link) == b"HELLO\n"
         await _close(link)
 
     async def cancelled_remote_port() -> None:
-        assert (await stage.ssh("-O", "cancel", *back)).code == 0
+        assert (await suspendable.ssh("-O", "cancel", *back)).code == 0
         assert await until(lambda: _refused(remote), WAIT)
 
-    options = ("-L", f"127.0.0.1:{local}:127.0.0.1:{capitals}", "-L", f"{near}:{stage.folder}/{capitals}")
-    async with stage.connected(*options) as master:
+    options = (
+        "-L",
+        f"127.0.0.1:{local}:127.0.0.1:{capitals}",
+        "-L",
+        f"{near}:{suspendable.folder}/{capitals}",
+    )
+    async with suspendable.connected(*options) as master:
         kinds: list[Callable[[], Awaitable[None]]] = [
             *(session, terminal, forwarded_port, forwarded_socket, remote_port, cancelled_remote_port)
         ]
         for kind in kinds:
-            await stage.suspend()
+            await suspendable.suspend()
             await kind()
-            assert await stage.state() is State.RUNNING, kind.__name__
+            assert await suspendable.state() is State.RUNNING, kind.__name__
         assert master.returncode is None
-    assert stage.port.sent_in_vain == 0
+    assert suspendable.port.sent_in_vain == 0
 
 
 async def _close(link: Link) -> None:
@@ -220,40 +229,42 @@ async def _refused(port: int) -> bool:
     return False
 
 
-async def test_every_message_of_an_open_channel_wakes_the_vm(stage: Stage, capitals: int) -> None:
+async def test_every_message_of_an_open_channel_wakes_the_vm(
+    suspendable: SuspendableVm, capitals: int
+) -> None:
     """Data, its end, a new size of the terminal, and a connection that is closed."""
     port = free_port()
-    async with stage.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}"):
+    async with suspendable.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}"):
         link = await asyncio.open_connection("127.0.0.1", port)
         assert await _answer(link) == b"HELLO\n"
-        await stage.suspend()
+        await suspendable.suspend()
         assert await _answer(link, b"again\n") == b"AGAIN\n"
-        await stage.suspend()
+        await suspendable.suspend()
         link[1].write_eof()
         assert await asyncio.wait_for(link[0].read(), WAIT) == b""
-        assert await stage.state() is State.RUNNING
+        assert await suspendable.state() is State.RUNNING
         link[1].close()
-        command = stage.scene.ssh_command(*stage.shared, "-tt", "cat")
+        command = suspendable.ssh_gateway.ssh_command(*suspendable.shared, "-tt", "cat")
         async with in_terminal(command, os.environ) as window:
             await window.raw(WAIT)
             window.type(b"ready\n")
             await window.expect(b"ready\r\nready\r\n", WAIT)
-            await stage.suspend()
+            await suspendable.suspend()
             window.resize(120, 50)
-            await until(_woken(stage), WAIT)
-    assert stage.port.sent_in_vain == 0
+            await until(_woken(suspendable), WAIT)
+    assert suspendable.port.sent_in_vain == 0
 
 
-def _woken(stage: Stage) -> Callable[[], Awaitable[bool]]:
+def _woken(suspendable: SuspendableVm) -> Callable[[], Awaitable[bool]]:
     async def woken() -> bool:
-        return await stage.state() is State.RUNNING
+        return await suspendable.state() is State.RUNNING
 
     return woken
 
 
-async def test_keepalives_do_not_wake_a_vm_and_are_no_activity(stage: Stage) -> None:
-    live = inside(stage.scene.site.installation.machines).processes.running(stage.vm)
-    async with stage.connected(
+async def test_keepalives_do_not_wake_a_vm_and_are_no_activity(suspendable: SuspendableVm) -> None:
+    live = inside(suspendable.ssh_gateway.api.installation.machines).processes.running(suspendable.vm)
+    async with suspendable.connected(
         "-vvv", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2"
     ) as master:
         assert live is not None
@@ -265,21 +276,21 @@ async def test_keepalives_do_not_wake_a_vm_and_are_no_activity(stage: Stage) -> 
             return live.last_used == used
 
         await until(unused_for_two_seconds, WAIT)
-        await stage.suspend()
+        await suspendable.suspend()
         await asyncio.sleep(3)
-        assert await stage.state() is State.SUSPENDED and master.returncode is None
-        assert (await stage.ssh("echo in")).out == "in\n"
+        assert await suspendable.state() is State.SUSPENDED and master.returncode is None
+        assert (await suspendable.ssh("echo in")).out == "in\n"
         master.kill()
         assert master.stderr is not None
         said = (await master.stderr.read()).decode()
         assert said.count("send packet: type 80") >= 3, "keepalives were sent"
 
 
-async def test_many_channels_at_once_are_one_wake(stage: Stage, capitals: int) -> None:
+async def test_many_channels_at_once_are_one_wake(suspendable: SuspendableVm, capitals: int) -> None:
     port = free_port()
-    async with stage.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}"):
-        await stage.suspend()
-        before = stage.wakes
+    async with suspendable.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}"):
+        await suspendable.suspend()
+        before = suspendable.wakes
 
         async def forwarded() -> bytes:
             async with _opened(port) as link:
@@ -287,29 +298,33 @@ async def test_many_channels_at_once_are_one_wake(stage: Stage, capitals: int) -
 
         answers = await asyncio.gather(*[forwarded() for _ in range(30)])
         assert answers == [b"HELLO\n"] * 30
-        assert stage.wakes == before + 1
-    assert stage.port.sent_in_vain == 0
+        assert suspendable.wakes == before + 1
+    assert suspendable.port.sent_in_vain == 0
 
 
-async def test_a_wake_that_fails_refuses_the_channel_with_its_reason(stage: Stage, capitals: int) -> None:
+async def test_a_wake_that_fails_refuses_the_channel_with_its_reason(
+    suspendable: SuspendableVm, capitals: int
+) -> None:
     """The connection stays; once there is memory again, it works."""
-    port, world = free_port(), stage.scene.site.world
-    async with stage.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}") as master:
-        await stage.suspend()
+    port, world = free_port(), suspendable.ssh_gateway.api.world
+    async with suspendable.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}") as master:
+        await suspendable.suspend()
         memory, world.free_memory = world.free_memory, 0
         try:
-            ended = await stage.ssh("echo in")
+            ended = await suspendable.ssh("echo in")
             assert (ended.code, ended.out) == (255, "") and "not enough memory (trace " in ended.err
             async with _opened(port) as link:
                 assert await asyncio.wait_for(link[0].read(), WAIT) == b""
-            assert (await stage.ssh("-O", "forward", "-R", f"{free_port()}:127.0.0.1:{capitals}")).code == 255
+            assert (
+                await suspendable.ssh("-O", "forward", "-R", f"{free_port()}:127.0.0.1:{capitals}")
+            ).code == 255
         finally:
             world.free_memory = memory
-        assert await stage.state() is State.SUSPENDED and master.returncode is None
-        assert (await stage.ssh("echo in")).out == "in\n"
+        assert await suspendable.state() is State.SUSPENDED and master.returncode is None
+        assert (await suspendable.ssh("echo in")).out == "in\n"
         async with _opened(port) as link:
             assert await _answer(link) == b"HELLO\n"
-            await stage.suspend()
+            await suspendable.suspend()
             world.free_memory = 0
             try:
                 link[1].write(b"data that cannot be delivered\n")
@@ -320,33 +335,33 @@ async def test_a_wake_that_fails_refuses_the_channel_with_its_reason(stage: Stag
 
 
 async def test_a_wake_that_takes_too_long_refuses_the_channel(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    suspendable: SuspendableVm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vm_link, "_WAKE_TIMEOUT", 0.5)
-    machines = stage.scene.site.installation.machines
-    async with stage.connected():
-        await stage.suspend()
-        async with inside(machines).locks.hold(stage.vm):
-            ended = await stage.ssh("echo in")
+    machines = suspendable.ssh_gateway.api.installation.machines
+    async with suspendable.connected():
+        await suspendable.suspend()
+        async with inside(machines).locks.hold(suspendable.vm):
+            ended = await suspendable.ssh("echo in")
             assert ended.code == 255 and "did not wake within 0.5 s" in ended.err
         monkeypatch.undo()
-        assert (await stage.ssh("echo in")).out == "in\n"
+        assert (await suspendable.ssh("echo in")).out == "in\n"
 
 
-async def test_a_guest_that_has_booted_again_ends_the_connection(stage: Stage) -> None:
-    world = stage.scene.site.world
-    async with stage.connected() as master:
-        await stage.suspend()
+async def test_a_guest_that_has_booted_again_ends_the_connection(suspendable: SuspendableVm) -> None:
+    world = suspendable.ssh_gateway.api.world
+    async with suspendable.connected() as master:
+        await suspendable.suspend()
         for state in world.saved.values():
             state.corrupt = True
-        ended = await stage.ssh("echo in")
+        ended = await suspendable.ssh("echo in")
         assert ended.code == 255 and ended.out == ""
         _, said = await asyncio.wait_for(master.communicate(), WAIT)
         assert b"has booted again (saved memory was unusable" in said and b"(trace " in said
-    (stage.folder / "control").unlink(missing_ok=True)
-    async with stage.connected() as master:
-        await stage.scene.site.installation.machines.kill(stage.vm)
-        await stage.scene.site.installation.machines.start(stage.vm)
+    (suspendable.folder / "control").unlink(missing_ok=True)
+    async with suspendable.connected() as master:
+        await suspendable.ssh_gateway.api.installation.machines.kill(suspendable.vm)
+        await suspendable.ssh_gateway.api.installation.machines.start(suspendable.vm)
         _, said = await asyncio.wait_for(master.communicate(), WAIT)
         assert b"the VM was killed (trace " in said, said
 
@@ -354,28 +369,28 @@ async def test_a_guest_that_has_booted_again_ends_the_connection(stage: Stage) -
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "not watched"])
 @pytest.mark.parametrize("how", ["kill", "delete"])
 async def test_a_vm_that_ended_while_it_was_suspended(
-    stage: Stage, how: str, watched: bool, monkeypatch: pytest.MonkeyPatch
+    suspendable: SuspendableVm, how: str, watched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is told at once. If it was not yet, a new channel does not start the VM again."""
     monkeypatch.setattr(client, "_RECHECK", 60.0)
     if not watched:
         monkeypatch.setattr(client.Client, "_watch", lambda *_: asyncio.Event().wait())
-    machines = stage.scene.site.installation.machines
-    machine = await machines.create(Properties(account=stage.scene.site.account))
-    _, token = await stage.scene.token_for(vm=machine.id)
-    stage.port.vm = machine.id
+    machines = suspendable.ssh_gateway.api.installation.machines
+    machine = await machines.create(Properties(account=suspendable.ssh_gateway.api.account))
+    _, token = await suspendable.ssh_gateway.token_for(vm=machine.id)
+    suspendable.port.vm = machine.id
     login = f"{machine.id},{token}"
-    command = stage.scene.ssh_command("-M", "-N", *stage.shared, login=login)
-    master = await stage.scene.start(*command)
-    await until((stage.folder / "control").exists, WAIT)
-    assert (await stage.scene.ssh(*stage.shared, "true", login=login)).code == 0
+    command = suspendable.ssh_gateway.ssh_command("-M", "-N", *suspendable.shared, login=login)
+    master = await suspendable.ssh_gateway.start(*command)
+    await until((suspendable.folder / "control").exists, WAIT)
+    assert (await suspendable.ssh_gateway.ssh(*suspendable.shared, "true", login=login)).code == 0
     await machine.suspend()
     await asyncio.sleep(0.5)
     await (machine.kill() if how == "kill" else machine.delete())
     if watched:
         expected = "the VM was killed (trace " if how == "kill" else "the VM was deleted (trace "
     else:
-        assert (await stage.scene.ssh(*stage.shared, "echo in", login=login)).code == 255
+        assert (await suspendable.ssh_gateway.ssh(*suspendable.shared, "echo in", login=login)).code == 255
         expected = "it is stopped (killed) (trace " if how == "kill" else f"VM {machine.id} not found (trace "
     _, said = await asyncio.wait_for(master.communicate(), WAIT)
     assert expected in said.decode(), said
@@ -384,54 +399,54 @@ async def test_a_vm_that_ended_while_it_was_suspended(
         await machine.delete()
 
 
-async def test_a_client_that_leaves_does_not_wake_the_vm(stage: Stage, capitals: int) -> None:
+async def test_a_client_that_leaves_does_not_wake_the_vm(suspendable: SuspendableVm, capitals: int) -> None:
     port = free_port()
-    async with stage.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}") as master:
+    async with suspendable.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}") as master:
         link = await asyncio.open_connection("127.0.0.1", port)
         assert await _answer(link) == b"HELLO\n"
-        await stage.suspend()
-        before = stage.wakes
+        await suspendable.suspend()
+        before = suspendable.wakes
         master.kill()
-        await until(lambda: not stage.scene.gateway._clients, WAIT)
+        await until(lambda: not suspendable.ssh_gateway.gateway._clients, WAIT)
         await asyncio.sleep(0.5)
-        assert await stage.state() is State.SUSPENDED and stage.wakes == before
+        assert await suspendable.state() is State.SUSPENDED and suspendable.wakes == before
         link[1].close()
 
 
-async def test_a_suspend_before_the_answer_to_a_request(stage: Stage, capitals: int) -> None:
+async def test_a_suspend_before_the_answer_to_a_request(suspendable: SuspendableVm, capitals: int) -> None:
     """The request has left and the guest has not answered: the VM is woken to answer it."""
     port = free_port()
     async with (
-        stage.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}"),
+        suspendable.connected("-L", f"127.0.0.1:{port}:127.0.0.1:{capitals}"),
         contextlib.AsyncExitStack() as opened,
     ):
-        stage.port.frozen = True
+        suspendable.port.frozen = True
         links = [await opened.enter_async_context(_opened(port)) for _ in range(3)]
-        session = asyncio.create_task(stage.ssh("echo in"))
+        session = asyncio.create_task(suspendable.ssh("echo in"))
         await asyncio.sleep(1)
-        await stage.suspend()
-        await until(_woken(stage), WAIT)
-        stage.port.frozen = False
+        await suspendable.suspend()
+        await until(_woken(suspendable), WAIT)
+        suspendable.port.frozen = False
         assert await asyncio.gather(*[_answer(link) for link in links]) == [b"HELLO\n"] * 3
         assert (await session).out == "in\n"
 
 
-async def test_a_suspend_during_a_login(stage: Stage) -> None:
-    stage.port.frozen = True
-    login = asyncio.create_task(stage.scene.ssh("echo in"))
-    await until(lambda: stage.port._writers, WAIT)
-    await stage.suspend()
-    stage.port.frozen = False
+async def test_a_suspend_during_a_login(suspendable: SuspendableVm) -> None:
+    suspendable.port.frozen = True
+    login = asyncio.create_task(suspendable.ssh_gateway.ssh("echo in"))
+    await until(lambda: suspendable.port._writers, WAIT)
+    await suspendable.suspend()
+    suspendable.port.frozen = False
     assert (await login).out == "in\n"
 
 
-async def test_a_vm_that_another_use_has_woken(stage: Stage, capitals: int) -> None:
+async def test_a_vm_that_another_use_has_woken(suspendable: SuspendableVm, capitals: int) -> None:
     """Connections of the guest to a port of `-R` pass, though the client has sent nothing."""
     port = free_port()
-    async with stage.connected("-R", f"127.0.0.1:{port}:127.0.0.1:{capitals}"):
+    async with suspendable.connected("-R", f"127.0.0.1:{port}:127.0.0.1:{capitals}"):
         await until(lambda: _accepts(port), WAIT)
-        await stage.suspend()
-        await stage.scene.site.installation.machines.attached(stage.vm, Use.COMMAND)
+        await suspendable.suspend()
+        await suspendable.ssh_gateway.api.installation.machines.attached(suspendable.vm, Use.COMMAND)
         async with _opened(port) as link:
             assert await _answer(link) == b"HELLO\n"
 
@@ -440,9 +455,11 @@ async def _accepts(port: int) -> bool:
     return not await _refused(port)
 
 
-async def test_ports_that_are_no_longer_forwarded_leave_room_for_others(stage: Stage, capitals: int) -> None:
-    async with stage.connected():
+async def test_ports_that_are_no_longer_forwarded_leave_room_for_others(
+    suspendable: SuspendableVm, capitals: int
+) -> None:
+    async with suspendable.connected():
         for _ in range(client.MAX_LISTENERS + 2):
             forward = ("-R", f"127.0.0.1:{free_port()}:127.0.0.1:{capitals}")
-            assert (await stage.ssh("-O", "forward", *forward)).code == 0
-            assert (await stage.ssh("-O", "cancel", *forward)).code == 0
+            assert (await suspendable.ssh("-O", "forward", *forward)).code == 0
+            assert (await suspendable.ssh("-O", "cancel", *forward)).code == 0

@@ -15,7 +15,7 @@ from stead.repos.repository import ZERO_SHA, Repository
 from stead.repos.search.search import Search
 from stead.repos.transfer.serving import packet
 from support.git_client import GitClient
-from support.git_hosting import Site, served
+from support.git_hosting import RepoServer, served
 from support.git_packs import Pack
 
 pytestmark = pytest.mark.heavy
@@ -34,14 +34,14 @@ class Memory:
 
 @dataclass
 class Bombed:
-    site: Site
+    repo_server: RepoServer
     http: httpx2.AsyncClient
     git: GitClient
     repository: Repository = field(init=False)
 
     async def push(self, pack: Pack, commit: str | None = None) -> str:
         """Push a pack; returns git's report."""
-        self.repository = await self.site.stage.repository()
+        self.repository = await self.repo_server.hosting.repository()
         line = f"{ZERO_SHA} {commit or '1' * 40} refs/heads/main\0 report-status"
         body = packet(line.encode()) + b"0000" + pack.data
         headers = {"content-type": "application/x-git-receive-pack-request"}
@@ -71,7 +71,7 @@ class Bombed:
                 for process in Path("/proc").glob("[0-9]*"):
                     with contextlib.suppress(OSError, ValueError):
                         if (
-                            b"GIT_DIR=" + str(self.site.stage.folder).encode()
+                            b"GIT_DIR=" + str(self.repo_server.hosting.folder).encode()
                             in (process / "environ").read_bytes()
                         ):
                             memory.git = max(memory.git, _resident(process.name))
@@ -95,11 +95,11 @@ def _resident(process: str) -> int:
 
 @pytest_asyncio.fixture
 async def bombed(tmp_path: Path) -> AsyncIterator[Bombed]:
-    async with served(tmp_path / "site") as site:
-        headers = {"authorization": f"Bearer {site.key}"}
-        async with httpx2.AsyncClient(base_url=site.url, headers=headers, timeout=120) as http:
+    async with served(tmp_path / "site") as repo_server:
+        headers = {"authorization": f"Bearer {repo_server.key}"}
+        async with httpx2.AsyncClient(base_url=repo_server.url, headers=headers, timeout=120) as http:
             (tmp_path / "home").mkdir()
-            yield Bombed(site, http, GitClient(tmp_path / "home"))
+            yield Bombed(repo_server, http, GitClient(tmp_path / "home"))
 
 
 @pytest.mark.parametrize("size", [170 * MIB, pytest.param(5 << 30, marks=pytest.mark.slow)])
@@ -124,14 +124,14 @@ async def test_huge_file_of_zeros_uses_bounded_memory(bombed: Bombed, size: int)
         assert paths == ["small"] or changed.stopped
         assert size < await bombed.streamed("tarball") < size + MIB
         assert await bombed.streamed("zip") < size // 500
-        login = ("-c", f"http.extraHeader=Authorization: Bearer {bombed.site.key}")
-        url = f"{bombed.site.url}/{bombed.repository.id}"
+        login = ("-c", f"http.extraHeader=Authorization: Bearer {bombed.repo_server.key}")
+        url = f"{bombed.repo_server.url}/{bombed.repository.id}"
         await bombed.git(*login, "clone", "-q", "--bare", url, "copy")
-        await bombed.site.stage.repos.quotas.flush()
-        await bombed.site.stage.repos.housekeeping.join()
+        await bombed.repo_server.hosting.repos.quotas.flush()
+        await bombed.repo_server.hosting.repos.housekeeping.join()
     assert memory.server < FLAT
     assert memory.git < FLAT
-    info = await bombed.site.stage.repos.get(bombed.repository.id)
+    info = await bombed.repo_server.hosting.repos.get(bombed.repository.id)
     assert info.size is not None
     assert info.size < size // 500
 

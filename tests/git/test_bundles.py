@@ -21,7 +21,7 @@ from stead.repos.errors import RepoDamaged, RepoNotFound
 from stead.repos.repository import Repository
 from stead.repos.transfer.bundles import Bundle, Bundles
 from support.git_client import GitClient, gits_of
-from support.git_hosting import Stage
+from support.git_hosting import RepoHosting
 from support.waiting import until
 
 pytestmark = pytest.mark.heavy
@@ -101,13 +101,13 @@ class Here:
 
 
 @pytest.fixture
-def bundles(stage: Stage) -> Bundles:
-    return Bundles(stage.repos, stage.access, ROOT, IN_VMS)
+def bundles(hosting: RepoHosting) -> Bundles:
+    return Bundles(hosting.repos, hosting.access, ROOT, IN_VMS)
 
 
-async def filled(stage: Stage, git: GitClient) -> Repository:
+async def filled(hosting: RepoHosting, git: GitClient) -> Repository:
     """Three commits on main, two tags, and another branch."""
-    repository = await stage.repository()
+    repository = await hosting.repository()
     work = await git.work_tree(f"work-{repository.id}")
     for text, *then in HISTORY:
         await git.commit(work, {"file": text}, text)
@@ -116,8 +116,8 @@ async def filled(stage: Stage, git: GitClient) -> Repository:
     return repository
 
 
-async def found(bundles: Bundles, stage: Stage, name: str, rev: str | None = None) -> Bundle:
-    bundle = await bundles.find(stage.ours, name, rev)
+async def found(bundles: Bundles, hosting: RepoHosting, name: str, rev: str | None = None) -> Bundle:
+    bundle = await bundles.find(hosting.ours, name, rev)
     assert bundle is not None
     return bundle
 
@@ -136,10 +136,10 @@ async def cloned(
 # Names
 
 
-async def test_repository_is_found_by_name_id_and_url(bundles: Bundles, stage: Stage) -> None:
+async def test_repository_is_found_by_name_id_and_url(bundles: Bundles, hosting: RepoHosting) -> None:
     """By id and by URLs, with any credentials in them: always the same clone from the same URL."""
-    repo = (await stage.repository()).id
-    bundle = await found(bundles, stage, repo)
+    repo = (await hosting.repository()).id
+    bundle = await found(bundles, hosting, repo)
     assert bundle.url == f"{IN_VMS}/{repo}"
     for name in (
         repo.upper(),
@@ -152,7 +152,7 @@ async def test_repository_is_found_by_name_id_and_url(bundles: Bundles, stage: S
         f"https://git.freestyle.sh/{repo}",
         f"https://x-access-token:{SECRET}@git.freestyle.sh:443/{repo}.git",
     ):
-        assert await bundles.find(stage.ours, name) == bundle, name
+        assert await bundles.find(hosting.ours, name) == bundle, name
     for name in (
         f"http://git.example.org:8443/code/{repo}",
         f"https://git.example.org/code/{repo}",
@@ -165,18 +165,18 @@ async def test_repository_is_found_by_name_id_and_url(bundles: Bundles, stage: S
         f"git@git.example.org:{repo}",
         f"file:///srv/{repo}",
     ):
-        assert await bundles.find(stage.ours, name) is None, name
+        assert await bundles.find(hosting.ours, name) is None, name
 
 
-async def test_inaccessible_repository_is_not_found(bundles: Bundles, stage: Stage) -> None:
+async def test_inaccessible_repository_is_not_found(bundles: Bundles, hosting: RepoHosting) -> None:
     """A private repository of another account gets the same message as a missing one."""
-    theirs = (await stage.repos.create(stage.theirs)).id
-    public = (await stage.repos.create(stage.theirs, public=True)).id
+    theirs = (await hosting.repos.create(hosting.theirs)).id
+    public = (await hosting.repos.create(hosting.theirs, public=True)).id
 
     async def refusal(name: str, rev: str | None = None) -> str:
         layer = Layer(repositories=(Clone(name, "/a", rev),))
         with pytest.raises(InvalidSpec) as raised:
-            await repositories.pin_repositories(layer, stage.ours, bundles)
+            await repositories.pin_repositories(layer, hosting.ours, bundles)
         assert raised.value.rule == "invalid_repository"
         assert SECRET not in str(raised.value)
         return str(raised.value)
@@ -187,8 +187,8 @@ async def test_inaccessible_repository_is_not_found(bundles: Bundles, stage: Sta
         assert texts == ["repository it not found, or this account may not read it"] * 2
     text = await refusal(f"{ROOT.replace('://', f'://me:{SECRET}@')}/{theirs}")
     assert f"{ROOT}/{theirs}" in text
-    assert (await found(bundles, stage, public)).url == f"{IN_VMS}/{public}"
-    assert (await found(bundles, stage, f"https://git.freestyle.sh/{public}")).repo == public
+    assert (await found(bundles, hosting, public)).url == f"{IN_VMS}/{public}"
+    assert (await found(bundles, hosting, f"https://git.freestyle.sh/{public}")).repo == public
     for rev in ("nothing", "a..b"):
         assert (await refusal(public, rev)).startswith(f"repository {public}: ")
 
@@ -196,11 +196,11 @@ async def test_inaccessible_repository_is_not_found(bundles: Bundles, stage: Sta
 # Clones
 
 
-async def test_bundle_equals_git_clone(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_bundle_equals_git_clone(bundles: Bundles, hosting: RepoHosting, git: GitClient) -> None:
     """Refs, configuration, files and history; the transferred files are removed."""
-    repository = await filled(stage, git)
+    repository = await filled(hosting, git)
     told = Told()
-    clone = await cloned(await found(bundles, stage, repository.id), bundles, git, told=told)
+    clone = await cloned(await found(bundles, hosting, repository.id), bundles, git, told=told)
     plain = git.home / "plain"
     await git("clone", "-q", str(repository.path), str(plain))
 
@@ -224,19 +224,19 @@ async def test_bundle_equals_git_clone(bundles: Bundles, stage: Stage, git: GitC
 
 @pytest.mark.parametrize("depth", [None, 1])
 async def test_bundle_checks_out_a_revision(
-    bundles: Bundles, stage: Stage, git: GitClient, depth: int | None
+    bundles: Bundles, hosting: RepoHosting, git: GitClient, depth: int | None
 ) -> None:
     """A branch is tracked; a tag or a commit, also one on no branch, is detached. The same for shallow
     repositories.
     """
-    repository = await filled(stage, git)
+    repository = await filled(hosting, git)
     work = git.home / f"work-{repository.id}"
     second = await git("rev-parse", "feature/x", cwd=work)
     lost = await git.commit(work, {"file": "lost"})
     await git("push", "-q", str(repository.path), f"{lost}:refs/heads/lost", cwd=work)
     if depth is not None:
         source = f"file://{repository.path}"
-        repository = await stage.repository()
+        repository = await hosting.repository()
         refs = "refs/heads/*:refs/heads/*", "refs/tags/*:refs/tags/*"
         await git("fetch", "-q", f"--depth={depth}", source, *refs, cwd=repository.path)
     await git("update-ref", "-d", "refs/heads/lost", cwd=repository.path)
@@ -251,7 +251,7 @@ async def test_bundle_checks_out_a_revision(
         (second[:10], "HEAD", "two"),
         (lost, "HEAD", "lost"),
     ):
-        clone = await cloned(await found(bundles, stage, repository.id, rev), bundles, git)
+        clone = await cloned(await found(bundles, hosting, repository.id, rev), bundles, git)
         assert (clone / "file").read_text() == text, rev
         assert await git("rev-parse", "--abbrev-ref", "HEAD", cwd=clone) == head, rev
         if head != "HEAD":
@@ -261,9 +261,9 @@ async def test_bundle_checks_out_a_revision(
         await git("fsck", "--strict", cwd=clone)
 
 
-async def test_bundle_of_empty_repository(bundles: Bundles, stage: Stage, git: GitClient) -> None:
-    repository = await stage.repository(default_branch="trunk")
-    clone = await cloned(await found(bundles, stage, repository.id), bundles, git)
+async def test_bundle_of_empty_repository(bundles: Bundles, hosting: RepoHosting, git: GitClient) -> None:
+    repository = await hosting.repository(default_branch="trunk")
+    clone = await cloned(await found(bundles, hosting, repository.id), bundles, git)
     assert await git("symbolic-ref", "HEAD", cwd=clone) == "refs/heads/trunk"
     assert await git("remote", "get-url", "origin", cwd=clone) == f"{IN_VMS}/{repository.id}"
     await git.commit(clone, {"file": "first"})
@@ -271,31 +271,33 @@ async def test_bundle_of_empty_repository(bundles: Bundles, stage: Stage, git: G
     assert (await repository.branch("trunk")).sha == await git("rev-parse", "HEAD", cwd=clone)
 
 
-async def test_bundle_without_default_branch(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_bundle_without_default_branch(bundles: Bundles, hosting: RepoHosting, git: GitClient) -> None:
     """As git does: nothing is checked out, and the existing branches can be."""
-    repository = await filled(stage, git)
+    repository = await filled(hosting, git)
     await git("symbolic-ref", "HEAD", "refs/heads/gone", cwd=repository.path)
-    clone = await cloned(await found(bundles, stage, repository.id), bundles, git)
+    clone = await cloned(await found(bundles, hosting, repository.id), bundles, git)
     assert not (clone / "file").exists()
     await git("checkout", "-q", "feature/x", cwd=clone)
 
 
-async def test_bundle_with_many_refs(bundles: Bundles, stage: Stage, git: GitClient) -> None:
-    repository = await filled(stage, git)
+async def test_bundle_with_many_refs(bundles: Bundles, hosting: RepoHosting, git: GitClient) -> None:
+    repository = await filled(hosting, git)
     sha = (await repository.branch("main")).sha
     new = "".join(f"create refs/heads/many/{number} {sha}\n" for number in range(5000))
     await git("update-ref", "--stdin", cwd=repository.path, stdin=new.encode())
-    clone = await cloned(await found(bundles, stage, repository.id), bundles, git)
+    clone = await cloned(await found(bundles, hosting, repository.id), bundles, git)
     branches = await git("for-each-ref", "--format=%(refname)", "refs/remotes/origin/many", cwd=clone)
     assert len(branches.splitlines()) == 5000
 
 
-async def test_failed_bundle_reports_the_reason(bundles: Bundles, stage: Stage, git: GitClient) -> None:
-    repository = await filled(stage, git)
+async def test_failed_bundle_reports_the_reason(
+    bundles: Bundles, hosting: RepoHosting, git: GitClient
+) -> None:
+    repository = await filled(hosting, git)
     place = git.home / "taken"
     place.mkdir()
     (place / "file").write_text("mine")
-    named = Clone(ROOT, str(place), None, await found(bundles, stage, repository.id))
+    named = Clone(ROOT, str(place), None, await found(bundles, hosting, repository.id))
     with pytest.raises(ProgramFailed, match=r"git clone of \S+ exited with 128: .*not an empty directory"):
         await repositories.clone(Here(git), Told(), named, bundles)  # type: ignore[arg-type]
     assert gits_of(repository.path) == []
@@ -304,11 +306,13 @@ async def test_failed_bundle_reports_the_reason(bundles: Bundles, stage: Stage, 
 # Pinning
 
 
-async def test_bundle_is_pinned_despite_later_pushes(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_bundle_is_pinned_despite_later_pushes(
+    bundles: Bundles, hosting: RepoHosting, git: GitClient
+) -> None:
     """Pushes between plan and clone: new commits, a branch moved back, a branch deleted."""
-    repository = await filled(stage, git)
+    repository = await filled(hosting, git)
     work = git.home / f"work-{repository.id}"
-    bundle = await found(bundles, stage, repository.id)
+    bundle = await found(bundles, hosting, repository.id)
     await git.commit(work, {"file": "four"})
     await git("branch", "-f", "feature/x", "main~2", cwd=work)
     await git("tag", "-d", "light", cwd=work)
@@ -318,19 +322,23 @@ async def test_bundle_is_pinned_despite_later_pushes(bundles: Bundles, stage: St
     assert (before / "file").read_text() == "three"
     assert await git("show", "origin/feature/x:file", cwd=before) == "two"
     assert await git("tag", cwd=before) == "light\nv1"
-    after = await cloned(await found(bundles, stage, repository.id), bundles, git)
+    after = await cloned(await found(bundles, hosting, repository.id), bundles, git)
     assert (after / "file").read_text() == "four"
 
 
-async def test_layer_key_changes_with_the_clone(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_layer_key_changes_with_the_clone(
+    bundles: Bundles, hosting: RepoHosting, git: GitClient
+) -> None:
     """The key is the same without pushes, by whatever name; any push to any branch or tag changes it."""
-    repository = await filled(stage, git)
+    repository = await filled(hosting, git)
     work = git.home / f"work-{repository.id}"
     url = f"{ROOT}/{repository.id}"
 
     async def hash_of(name: str = repository.id, rev: str | None = None, path: str = "/a") -> str:
         layer = Layer(repositories=(Clone(name, path, rev),))
-        return layer_hash(stage.ours, "base", await repositories.pin_repositories(layer, stage.ours, bundles))
+        return layer_hash(
+            hosting.ours, "base", await repositories.pin_repositories(layer, hosting.ours, bundles)
+        )
 
     async def push(*refs: str) -> None:
         await git("push", "-q", "--force", str(repository.path), *refs, cwd=work)
@@ -361,28 +369,32 @@ async def test_layer_key_changes_with_the_clone(bundles: Bundles, stage: Stage, 
     assert await hash_of() == seen[4]
 
 
-async def test_deleted_repository_fails_the_bundle(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_deleted_repository_fails_the_bundle(
+    bundles: Bundles, hosting: RepoHosting, git: GitClient
+) -> None:
     """Deleted, no longer accessible, or damaged: reported, and the guest does not hang."""
-    deleted, damaged = await filled(stage, git), await filled(stage, git)
-    theirs = await stage.repos.create(stage.theirs, public=True)
-    planned = [await found(bundles, stage, each.id) for each in (deleted, damaged)]
-    hidden = await found(bundles, stage, theirs.id)
+    deleted, damaged = await filled(hosting, git), await filled(hosting, git)
+    theirs = await hosting.repos.create(hosting.theirs, public=True)
+    planned = [await found(bundles, hosting, each.id) for each in (deleted, damaged)]
+    hidden = await found(bundles, hosting, theirs.id)
 
-    await stage.repos.delete(deleted.id)
+    await hosting.repos.delete(deleted.id)
     with pytest.raises(RepoNotFound):
         await cloned(planned[0], bundles, git)
     with pytest.raises(RepoDamaged, match="changed during the bundle"):
         lost = replace(planned[1], commit="1" * 40)
         await cloned(lost, bundles, git)
-    await stage.repos._store.update(theirs.id, public=False)
+    await hosting.repos._store.update(theirs.id, public=False)
     with pytest.raises(RepoNotFound):
         await cloned(hidden, bundles, git)
     assert (gits_of(damaged.path), [each.name for each in git.home.glob("clone-*")]) == ([], [])
 
 
-async def test_repository_deleted_while_packing(bundles: Bundles, stage: Stage, git: GitClient) -> None:
-    repository = await filled(stage, git)
-    bundle = await found(bundles, stage, repository.id)
+async def test_repository_deleted_while_packing(
+    bundles: Bundles, hosting: RepoHosting, git: GitClient
+) -> None:
+    repository = await filled(hosting, git)
+    bundle = await found(bundles, hosting, repository.id)
     async with bundles.packed(bundle) as pack:
         shutil.move(repository.path, repository.path.with_suffix(".gone"))
         with contextlib.suppress(RepoNotFound):
@@ -393,13 +405,15 @@ async def test_repository_deleted_while_packing(bundles: Bundles, stage: Stage, 
     assert gits_of(repository.path) == []
 
 
-async def test_cancelled_bundle_leaves_no_git_process(bundles: Bundles, stage: Stage, git: GitClient) -> None:
+async def test_cancelled_bundle_leaves_no_git_process(
+    bundles: Bundles, hosting: RepoHosting, git: GitClient
+) -> None:
     """A guest that reads nothing blocks one git process in bounded memory; cancellation ends it."""
-    repository = await filled(stage, git)
+    repository = await filled(hosting, git)
     work = git.home / f"work-{repository.id}"
     await git.commit(work, {"large": os.urandom(32 << 20)})
     await git("push", "-q", str(repository.path), "main", cwd=work)
-    bundle = await found(bundles, stage, repository.id)
+    bundle = await found(bundles, hosting, repository.id)
 
     clone = asyncio.create_task(cloned(bundle, bundles, git, Here(git, reads=False)))
     await until(lambda: any("pack-objects" in each for each in gits_of(repository.path)), 60)

@@ -19,10 +19,10 @@ from stead import AsyncStead
 from stead.cli.main import app
 from stead.sdk import ConflictingParent, RepoFile, RepoFolder, RepoNotFound
 from support.git_client import GitClient
-from support.git_hosting import Site, served
+from support.git_hosting import RepoServer, served
 from support.process_tree import own_command_lines
+from support.run_cli import PROGRAM, Result, Shell
 from support.scripted_server import Pieces, Reply, scripted
-from support.typed import PROGRAM, Result, Shell
 from support.waiting import until
 
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -43,19 +43,21 @@ class Inside(Shell):
 
 
 @pytest_asyncio.fixture(scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    async with served(tmp_path_factory.mktemp("site")) as site:
-        yield site
+async def repo_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RepoServer]:
+    async with served(tmp_path_factory.mktemp("site")) as repo_server:
+        yield repo_server
 
 
 @pytest_asyncio.fixture
-async def shell(site: Site, git: GitClient, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shell]:
+async def shell(
+    repo_server: RepoServer, git: GitClient, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Shell]:
     """A user with an account, whose repositories and identities are removed afterwards."""
     for name, value in git.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(git.home)
-    yield Shell(site.url, site.key)
-    async with AsyncStead(site.key, base_url=site.url) as stead:
+    yield Shell(repo_server.url, repo_server.key)
+    async with AsyncStead(repo_server.key, base_url=repo_server.url) as stead:
         for repo in await stead.git.repos.list(limit=100):
             await stead.git.repos.delete(repo.id)
         for identity in await stead.identities.list():
@@ -67,14 +69,16 @@ def inside(shell: Shell) -> Inside:
     return Inside(shell.url, shell.key)
 
 
-async def identities(site: Site) -> list[str]:
-    async with AsyncStead(site.key, base_url=site.url) as stead:
+async def identities(repo_server: RepoServer) -> list[str]:
+    async with AsyncStead(repo_server.key, base_url=repo_server.url) as stead:
         return [each.id for each in await stead.identities.list()]
 
 
-async def filled(site: Site, *, name: str | None = None, public: bool = False, key: str = "") -> str:
+async def filled(
+    repo_server: RepoServer, *, name: str | None = None, public: bool = False, key: str = ""
+) -> str:
     """A repository with a commit; returns its id."""
-    async with AsyncStead(key or site.key, base_url=site.url) as stead:
+    async with AsyncStead(key or repo_server.key, base_url=repo_server.url) as stead:
         repo = await stead.git.repos.create(name=name, public=public)
         await repo.commits.create("first", {"README.md": "# Hello\n", "src/a.py": "print(1)\n"})
         return repo.id
@@ -87,13 +91,13 @@ async def exists(path: Path) -> None:
 # Create, list, show, delete
 
 
-async def test_create_show_and_delete_repository(inside: Inside, site: Site) -> None:
+async def test_create_show_and_delete_repository(inside: Inside, repo_server: RepoServer) -> None:
     result = await inside.try_("git", "create", "--name", "web", "--default-branch", "trunk")
     repo_id = result.stdout.strip()
     assert result.returncode == 0 and UUID4.fullmatch(repo_id)
-    assert f"{site.url}/{repo_id}" in result.stderr
+    assert f"{repo_server.url}/{repo_id}" in result.stderr
     made = await inside.ask("git", "create", "--public")
-    assert made["clone_url"] == f"{site.url}/{made['id']}"
+    assert made["clone_url"] == f"{repo_server.url}/{made['id']}"
 
     table = (await inside.run("git", "list")).splitlines()
     assert table[0].split() == ["id", "name", "visibility", "default", "branches", "tags", "size", "created"]
@@ -109,16 +113,16 @@ async def test_create_show_and_delete_repository(inside: Inside, site: Site) -> 
         assert (await inside.ask("git", "get", given))["id"] == repo_id
     described = await inside.run("git", "get", "web")
     assert re.search(r"^default branch +trunk$", described, re.M)
-    assert re.search(rf"^clone +{site.url}/{repo_id}$", described, re.M)
+    assert re.search(rf"^clone +{repo_server.url}/{repo_id}$", described, re.M)
 
     assert await inside.run("git", "delete", "web") == f"deleted {repo_id}\n"
     assert (await inside.ask("git", "delete", made["id"])) == {"repos": [{"id": made["id"], "deleted": True}]}
     assert (await inside.try_("git", "list")).stderr == "no repositories\n"
 
 
-async def test_get_shows_branches_and_tags(inside: Inside, site: Site) -> None:
-    repo_id = await filled(site)
-    async with AsyncStead(site.key, base_url=site.url) as stead:
+async def test_get_shows_branches_and_tags(inside: Inside, repo_server: RepoServer) -> None:
+    repo_id = await filled(repo_server)
+    async with AsyncStead(repo_server.key, base_url=repo_server.url) as stead:
         for number in range(12):
             await stead.git.repos.ref(repo_id).branches.create(f"b{number:02}")
     described = await inside.run("git", "get", repo_id)
@@ -126,17 +130,17 @@ async def test_get_shows_branches_and_tags(inside: Inside, site: Site) -> None:
     assert len((await inside.ask("git", "get", repo_id))["branches"]) == 13
 
 
-async def test_missing_repository_is_a_one_line_error(inside: Inside, site: Site) -> None:
+async def test_missing_repository_is_a_one_line_error(inside: Inside, repo_server: RepoServer) -> None:
     assert await inside.refused("git", "get", "absent") == "error: no repository 'absent' (REPO_NOT_FOUND)\n"
     for command in ("get", "delete", "clone"):
         refusal = await inside.refused("git", command, NOWHERE)
         assert re.search(rf"{NOWHERE} \(REPO_NOT_FOUND, trace \w+\)", refusal)
-    theirs = await filled(site, key=site.their_key)
+    theirs = await filled(repo_server, key=repo_server.their_key)
     assert "REPO_NOT_FOUND" in await inside.refused("git", "clone", theirs)
     two = [(await inside.ask("git", "create", "--name", "twin"))["id"] for _ in range(2)]
     refusal = await inside.refused("git", "delete", "twin")
     assert "matches 2 repositories" in refusal and all(each in refusal for each in two)
-    assert await identities(site) == []
+    assert await identities(repo_server) == []
 
 
 @pytest.mark.parametrize(
@@ -184,9 +188,9 @@ async def test_vm_create_takes_repositories_by_name_id_or_url() -> None:
 # Clones
 
 
-async def test_clone_can_fetch_and_push(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_clone_can_fetch_and_push(shell: Shell, repo_server: RepoServer, git: GitClient) -> None:
     """From any folder in it, after a move, and from a worktree; without the API key."""
-    repo_id = await filled(site, name="web")
+    repo_id = await filled(repo_server, name="web")
     result = await shell.try_("git", "clone", "web")
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"cloned {repo_id} into {git.home / 'web'}\n"
@@ -197,7 +201,7 @@ async def test_clone_can_fetch_and_push(shell: Shell, site: Site, git: GitClient
     await git("worktree", "add", "-q", str(git.home / "tree"), "-b", "other", cwd=moved)
     sha = await git.commit(git.home / "tree", {"more.txt": "more\n"})
     await git("push", "-q", "origin", "other", cwd=git.home / "tree")
-    async with AsyncStead(site.key, base_url=site.url) as stead:
+    async with AsyncStead(repo_server.key, base_url=repo_server.url) as stead:
         repo = stead.git.repos.ref(repo_id)
         assert await repo.contents.read_text("new.txt") == "new\n"
         assert (await repo.branches.get("other")).sha == sha
@@ -208,13 +212,13 @@ async def test_clone_can_fetch_and_push(shell: Shell, site: Site, git: GitClient
         assert [each.name for each in await stead.identities.list()] == ["other"], "made for another purpose"
 
 
-async def test_clone_token_file_is_private(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_clone_token_file_is_private(shell: Shell, repo_server: RepoServer, git: GitClient) -> None:
     """Not in the output, the remote's URL, the configuration, or the user's credential helpers."""
     helper = git.home / "helper"
     helper.write_text(f"#!/bin/sh\ncat >> {git.home / 'heard'}\n")
     helper.chmod(0o755)
     await git("config", "--global", "credential.helper", str(helper))
-    repo_id = await filled(site)
+    repo_id = await filled(repo_server)
     result = await shell.try_("git", "clone", repo_id, "here", "--json")
     assert result.returncode == 0, result.stderr
     clone = git.home / "here"
@@ -223,13 +227,13 @@ async def test_clone_token_file_is_private(shell: Shell, site: Site, git: GitCli
     await git("fetch", cwd=clone)
     texts = [result.stdout, result.stderr, await git("config", "--list", cwd=clone)]
     texts.append(await git("remote", "-v", cwd=clone))
-    assert not any(token in text or site.key in text for text in texts)
+    assert not any(token in text or repo_server.key in text for text in texts)
     assert not (git.home / "heard").exists()
     assert stat.S_IMODE((clone / ".git" / "stead-token").stat().st_mode) == 0o600
 
     told = json.loads(result.stdout)
     assert told["permission"] == "write" and told["path"] == str(clone)
-    assert [told["identity_id"]] == await identities(site)
+    assert [told["identity_id"]] == await identities(repo_server)
     for key, name in (("identity_id", "identityId"), ("token_id", "tokenId"), ("repo_id", "repoId")):
         assert await git("config", f"stead.{name}", cwd=clone) == told[key]
     await shell.run("identity", "delete", told["identity_id"])
@@ -237,9 +241,11 @@ async def test_clone_token_file_is_private(shell: Shell, site: Site, git: GitCli
     assert ran.status != 0 and token not in ran.err
 
 
-async def test_clone_token_is_not_in_command_lines(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_clone_token_is_not_in_command_lines(
+    shell: Shell, repo_server: RepoServer, git: GitClient
+) -> None:
     """A git helper blocks during the clone until the test has inspected the processes."""
-    repo_id = await filled(site)
+    repo_id = await filled(repo_server)
     await git("config", "--global", "core.hooksPath", str(git.home))
     hook = git.home / "post-checkout"
     hook.write_text('#!/bin/sh\ntouch begun\nwhile test ! -e "$HOME/go"; do sleep 0.05; done\n')
@@ -255,8 +261,8 @@ async def test_clone_token_is_not_in_command_lines(shell: Shell, site: Site, git
     assert (await running).returncode == 0
 
 
-async def test_readonly_clone_cannot_push(shell: Shell, site: Site, git: GitClient) -> None:
-    repo_id = await filled(site)
+async def test_readonly_clone_cannot_push(shell: Shell, repo_server: RepoServer, git: GitClient) -> None:
+    repo_id = await filled(repo_server)
     told = await shell.ask("git", "clone", repo_id, "here", "--readonly")
     assert told["permission"] == "read"
     await git("fetch", cwd=git.home / "here")
@@ -264,8 +270,8 @@ async def test_readonly_clone_cannot_push(shell: Shell, site: Site, git: GitClie
     assert (await git.run("push", "origin", "HEAD", cwd=git.home / "here")).status != 0
 
 
-async def test_failed_clone_leaves_nothing(shell: Shell, site: Site, git: GitClient) -> None:
-    repo_id = await filled(site)
+async def test_failed_clone_leaves_nothing(shell: Shell, repo_server: RepoServer, git: GitClient) -> None:
+    repo_id = await filled(repo_server)
     full = git.home / "full"
     full.mkdir()
     (full / "file").write_text("mine")
@@ -279,31 +285,31 @@ async def test_failed_clone_leaves_nothing(shell: Shell, site: Site, git: GitCli
         1,
         "error: git is not installed: install it and try again\n",
     )
-    assert await identities(site) == []
+    assert await identities(repo_server) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_interrupted_clone_leaves_nothing(
-    shell: Shell, site: Site, git: GitClient, number: signal.Signals
+    shell: Shell, repo_server: RepoServer, git: GitClient, number: signal.Signals
 ) -> None:
     """The server never ends its response."""
-    repo_id = await filled(site)
+    repo_id = await filled(repo_server)
     with scripted(Pieces([], hold=True)) as server:
-        await git("config", "--global", f"url.{server.url}/.insteadOf", f"{site.url}/{repo_id}")
+        await git("config", "--global", f"url.{server.url}/.insteadOf", f"{repo_server.url}/{repo_id}")
         process = await shell.start("git", "clone", repo_id, "here")
 
         await until(lambda: bool(server.seen), 60)
-        assert len(await identities(site)) == 1
+        assert len(await identities(repo_server)) == 1
         process.send_signal(number)
         async with asyncio.timeout(60):
             _, errors = await process.communicate()
     assert process.returncode == 128 + number, errors
     assert not (git.home / "here").exists()
-    assert await identities(site) == []
+    assert await identities(repo_server) == []
 
 
-async def test_clone_in_a_git_hook(shell: Shell, site: Site, git: GitClient) -> None:
-    repo_id = await filled(site)
+async def test_clone_in_a_git_hook(shell: Shell, repo_server: RepoServer, git: GitClient) -> None:
+    repo_id = await filled(repo_server)
     around = await git.work_tree("around")
     result = await shell.try_("git", "clone", repo_id, "here", environment={"GIT_DIR": str(around / ".git")})
     assert result.returncode == 0, result.stderr
@@ -311,32 +317,36 @@ async def test_clone_in_a_git_hook(shell: Shell, site: Site, git: GitClient) -> 
     assert (await git.run("config", "stead.repoId", cwd=around)).status == 1
 
 
-async def test_identity_clones_with_its_own_token(shell: Shell, site: Site, git: GitClient) -> None:
-    repo_id = await filled(site)
-    async with AsyncStead(site.key, base_url=site.url) as stead:
+async def test_identity_clones_with_its_own_token(
+    shell: Shell, repo_server: RepoServer, git: GitClient
+) -> None:
+    repo_id = await filled(repo_server)
+    async with AsyncStead(repo_server.key, base_url=repo_server.url) as stead:
         identity = await stead.identities.create()
         await identity.permissions.git.grant(repo_id, permission="write")
         token = (await identity.tokens.create()).token
-    theirs = Shell(site.url, token)
+    theirs = Shell(repo_server.url, token)
     assert (await theirs.run("git", "list", "-q")).split() == [repo_id]
     told = await theirs.ask("git", "clone", repo_id[:8], "here")
     assert told["identity_id"] is None
     await git.commit(git.home / "here", {"new.txt": "new\n"})
     await git("push", "-q", "origin", "HEAD", cwd=git.home / "here")
-    assert await identities(site) == [identity.id]
+    assert await identities(repo_server) == [identity.id]
 
 
-async def test_public_repository_is_cloned_without_token(shell: Shell, site: Site, git: GitClient) -> None:
-    repo_id = await filled(site, public=True, key=site.their_key)
+async def test_public_repository_is_cloned_without_token(
+    shell: Shell, repo_server: RepoServer, git: GitClient
+) -> None:
+    repo_id = await filled(repo_server, public=True, key=repo_server.their_key)
     told = await shell.ask("git", "clone", repo_id)
     assert told["path"] == str(git.home / repo_id) and told["identity_id"] is None
     assert not (git.home / repo_id / ".git" / "stead-token").exists()
-    assert await identities(site) == []
+    assert await identities(repo_server) == []
 
 
-async def test_clone_with_lfs(shell: Shell, site: Site, git: GitClient) -> None:
+async def test_clone_with_lfs(shell: Shell, repo_server: RepoServer, git: GitClient) -> None:
     """git-lfs asks for the credentials of the server, not of the repository."""
-    repo_id = await filled(site)
+    repo_id = await filled(repo_server)
     await shell.run("git", "clone", repo_id, "one")
     await git("lfs", "install", cwd=git.home)
     await git("lfs", "track", "*.bin", cwd=git.home / "one")
@@ -366,8 +376,8 @@ FOUND = {
 }
 
 
-async def test_search_finds_lines(inside: Inside, site: Site) -> None:
-    repo_id = await filled(site, name="web")
+async def test_search_finds_lines(inside: Inside, repo_server: RepoServer) -> None:
+    repo_id = await filled(repo_server, name="web")
     assert await inside.run("git", "search", "web", "hello") == "README.md:1:# Hello\n"
     assert await inside.run("git", "search", "web", "hello", "--case") == ""
     assert await inside.run("git", "search", repo_id, r"^print\(\d", "--regex") == "src/a.py:1:print(1)\n"
@@ -445,8 +455,8 @@ async def test_search_matches_are_coloured_on_a_terminal() -> None:
 # SDK against the same server
 
 
-async def test_repository_with_the_sdk(shell: Shell, site: Site, tmp_path: Path) -> None:
-    async with AsyncStead(site.key, base_url=site.url) as stead:
+async def test_repository_with_the_sdk(shell: Shell, repo_server: RepoServer, tmp_path: Path) -> None:
+    async with AsyncStead(repo_server.key, base_url=repo_server.url) as stead:
         repo = await stead.git.repos.create(name="app")
         first = await repo.commits.create("first", {"a/b.txt": "one\n", "c.bin": b"\xff\0"})
         second = await repo.commits.create(

@@ -25,14 +25,14 @@ from stead.repos.lfs.store import (
 )
 from stead.repos.repos import RepoInfo
 from support.git_client import GitClient, basic
-from support.git_hosting import Site, served
+from support.git_hosting import RepoServer, served
 from support.waiting import until
 
 LARGEST = 4 << 20
 
 
 @pytest_asyncio.fixture(scope="module")
-async def host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+async def host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RepoServer]:
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr("stead.api.app.SmartHttp", functools.partial(SmartHttp, max_lfs_object=LARGEST))
         async with served(tmp_path_factory.mktemp("hosting")) as host:
@@ -40,12 +40,12 @@ async def host(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
 
 
 @pytest_asyncio.fixture
-async def repo(host: Site) -> RepoInfo:
+async def repo(host: RepoServer) -> RepoInfo:
     return await host.repo()
 
 
 @pytest_asyncio.fixture
-async def http(host: Site) -> AsyncIterator[httpx2.AsyncClient]:
+async def http(host: RepoServer) -> AsyncIterator[httpx2.AsyncClient]:
     headers = {"authorization": f"Bearer {host.key}", "accept": "application/vnd.git-lfs+json"}
     async with httpx2.AsyncClient(base_url=host.url, headers=headers, timeout=30) as client:
         yield client
@@ -63,9 +63,9 @@ def _left(objects: Path) -> list[Path]:
 # Object store
 
 
-async def test_lfs_object_is_stored_completely_or_not_at_all(host: Site, repo: RepoInfo) -> None:
-    repository = host.stage.repos.repository(repo.id)
-    objects = LfsObjects(repository, host.stage.repos.quotas, 1000)
+async def test_lfs_object_is_stored_completely_or_not_at_all(host: RepoServer, repo: RepoInfo) -> None:
+    repository = host.hosting.repos.repository(repo.id)
+    objects = LfsObjects(repository, host.hosting.repos.quotas, 1000)
     content = os.urandom(900)
     oid = hashlib.sha256(content).hexdigest()
     with pytest.raises(LfsObjectMismatch):
@@ -86,27 +86,27 @@ async def test_lfs_object_is_stored_completely_or_not_at_all(host: Site, repo: R
         objects.verify(LfsObject("0" * 64, 1))
 
 
-async def test_partial_lfs_uploads_are_removed_after_a_day(host: Site, repo: RepoInfo) -> None:
-    repository = host.stage.repos.repository(repo.id)
+async def test_partial_lfs_uploads_are_removed_after_a_day(host: RepoServer, repo: RepoInfo) -> None:
+    repository = host.hosting.repos.repository(repo.id)
     incoming = repository.path / "lfs" / "incoming"
     incoming.mkdir(parents=True)
     for name, age in (("old", 2 * 86400), ("young", 60)):
         (incoming / name).write_bytes(b"half")
         now = (incoming / name).stat().st_mtime
         os.utime(incoming / name, (now - age, now - age))
-    await LfsObjects(repository, host.stage.repos.quotas).write(
+    await LfsObjects(repository, host.hosting.repos.quotas).write(
         hashlib.sha256(b"new").hexdigest(), _sent(b"new")
     )
     assert [path.name for path in incoming.iterdir()] == ["young"]
 
 
-async def test_lfs_upload_to_deleted_repository_is_refused(host: Site) -> None:
+async def test_lfs_upload_to_deleted_repository_is_refused(host: RepoServer) -> None:
     repo = await host.repo()
-    objects = LfsObjects(host.stage.repos.repository(repo.id), host.stage.repos.quotas)
+    objects = LfsObjects(host.hosting.repos.repository(repo.id), host.hosting.repos.quotas)
 
     async def deleted_meanwhile() -> AsyncGenerator[bytes, None]:
         yield b"some"
-        await host.stage.repos.delete(repo.id)
+        await host.hosting.repos.delete(repo.id)
         yield b"more"
 
     with pytest.raises(RepoNotFound):
@@ -117,11 +117,11 @@ async def test_lfs_upload_to_deleted_repository_is_refused(host: Site) -> None:
 
 
 @pytest.mark.parametrize("oid", ["", "../../HEAD", "A" * 64, "a" * 63, "a" * 64 + "\n"])
-def test_invalid_lfs_oid_reaches_no_file(host: Site, repo: RepoInfo, oid: str) -> None:
+def test_invalid_lfs_oid_reaches_no_file(host: RepoServer, repo: RepoInfo, oid: str) -> None:
     with pytest.raises(InvalidLfsObject):
         LfsObject(oid, 1)
     with pytest.raises(LfsObjectNotFound):
-        LfsObjects(host.stage.repos.repository(repo.id), host.stage.repos.quotas).size(oid)
+        LfsObjects(host.hosting.repos.repository(repo.id), host.hosting.repos.quotas).size(oid)
 
 
 # Batch API
@@ -134,7 +134,9 @@ async def _batch(
     return await http.post(f"/{repo.id}.git/info/lfs/objects/batch", content=json.dumps(body))
 
 
-async def test_lfs_batch_upload_and_download(host: Site, repo: RepoInfo, http: httpx2.AsyncClient) -> None:
+async def test_lfs_batch_upload_and_download(
+    host: RepoServer, repo: RepoInfo, http: httpx2.AsyncClient
+) -> None:
     """Upload, verify, download, and no action for existing objects; with the caller's credentials."""
     content = os.urandom(3 << 20)
     wanted = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
@@ -173,7 +175,7 @@ def _call(action: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_lfs_batch_reports_errors_per_object(
-    host: Site, repo: RepoInfo, http: httpx2.AsyncClient
+    host: RepoServer, repo: RepoInfo, http: httpx2.AsyncClient
 ) -> None:
     missing, bad, negative = (
         {"oid": "1" * 64, "size": 1},
@@ -220,7 +222,7 @@ async def test_invalid_lfs_requests_are_refused(repo: RepoInfo, http: httpx2.Asy
         assert answer.json()["message"]
 
 
-async def test_lfs_access_levels(host: Site) -> None:
+async def test_lfs_access_levels(host: RepoServer) -> None:
     private, public = await host.repo(), await host.repo(public=True)
     content = b"large"
     oid = hashlib.sha256(content).hexdigest()
@@ -257,7 +259,7 @@ async def test_lfs_access_levels(host: Site) -> None:
     assert seen == expected
 
 
-async def test_aborted_lfs_upload_leaves_nothing(host: Site, repo: RepoInfo) -> None:
+async def test_aborted_lfs_upload_leaves_nothing(host: RepoServer, repo: RepoInfo) -> None:
     name, port = host.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(name, int(port))
     head = f"PUT /{repo.id}/info/lfs/objects/{'1' * 64} HTTP/1.1\r\nHost: x\r\n"
@@ -276,7 +278,7 @@ async def test_aborted_lfs_upload_leaves_nothing(host: Site, repo: RepoInfo) -> 
 # Real client
 
 
-async def test_git_lfs_pushes_and_clones(host: Site, repo: RepoInfo, git: GitClient) -> None:
+async def test_git_lfs_pushes_and_clones(host: RepoServer, repo: RepoInfo, git: GitClient) -> None:
     """A push uploads the object and a clone downloads it; git stores a pointer."""
     work = await git.work_tree("work")
     await git("lfs", "install", "--local", cwd=work)

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from stead.repos.prefork import READY, PreforkPool
-from support.git_hosting import staged
+from support.git_hosting import open_hosting
 from support.process_tree import own_command_lines
 from support.waiting import until
 
@@ -125,9 +125,9 @@ async def test_launcher_exits_when_its_stdin_closes(launchers: PreforkPool) -> N
 
 async def test_launched_git_has_the_same_user_and_limits(open_folder: Path) -> None:
     """The same user, capabilities and limits."""
-    async with staged(open_folder, NOBODY) as stage:
-        repository = await stage.repository()
-        git = stage.repos.git
+    async with open_hosting(open_folder, NOBODY) as hosting:
+        repository = await hosting.repository()
+        git = hosting.repos.git
         told = []
         facts = "-c", "alias.facts=!cat /proc/self/status /proc/self/limits; pwd", "facts"
         names = ("Uid", "Gid", "Groups", "NoNewPrivs", "CapEff", "CapPrm", "CapBnd", "CapInh", "Max", "/")

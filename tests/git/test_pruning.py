@@ -19,7 +19,7 @@ from stead.repos.maintenance.pruning import EVERY, GRACE
 from stead.repos.repository import Repository
 from stead.store.repos import RepoRow, RepoStore
 from support.git_client import GitClient
-from support.git_hosting import Stage, served, staged
+from support.git_hosting import RepoHosting, open_hosting, served
 from support.waiting import until
 
 NO_GRACE = -2.0
@@ -39,58 +39,60 @@ def has(repository: Repository, sha: str) -> bool:
     return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
 
 
-async def row_of(stage: Stage, repository: Repository) -> RepoRow:
-    row = await RepoStore(stage.database).get(repository.id)
+async def row_of(hosting: RepoHosting, repository: Repository) -> RepoRow:
+    row = await RepoStore(hosting.database).get(repository.id)
     assert row is not None
     return row
 
 
-async def test_unreachable_objects_are_removed_after_the_grace_period(stage: Stage) -> None:
+async def test_unreachable_objects_are_removed_after_the_grace_period(hosting: RepoHosting) -> None:
     """The grace period starts when an object is found unreachable, whatever its age. Bitmaps stay."""
-    repository = await stage.repository()
+    repository = await hosting.repository()
     kept = await commit(repository, [Change("kept", os.urandom(2 << 20))], "kept")
     lost = await superseded(repository)
     packs = repository.path / "objects" / "pack"
     for pack in packs.iterdir():
         os.utime(pack, (1, 1))
-    await stage.repos.quotas.measure(repository.id)
-    before = await row_of(stage, repository)
+    await hosting.repos.quotas.measure(repository.id)
+    before = await row_of(hosting, repository)
     for _ in range(2):
-        assert await stage.repos.pruning.prune(repository) == GRACE
+        assert await hosting.repos.pruning.prune(repository) == GRACE
         assert has(repository, lost)
         assert list(packs.glob("*.bitmap"))
     more = await superseded(repository)
-    assert await stage.repos.pruning.prune(repository, NO_GRACE) is None
+    assert await hosting.repos.pruning.prune(repository, NO_GRACE) is None
     assert not has(repository, lost) and not has(repository, more)
     assert has(repository, kept.sha)
     assert list(packs.glob("*.bitmap")) and not list(packs.glob("*.mtimes"))
     assert not list(repository.path.glob("expired-*"))
-    after = await row_of(stage, repository)
+    after = await row_of(hosting, repository)
     assert before.size is not None and after.size is not None
     assert 0.9 < (before.size - after.size) / (1 << 20) < 1.1
 
 
-async def test_repack_keeps_cruft_packs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = await stage.repository()
+async def test_repack_keeps_cruft_packs(hosting: RepoHosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = await hosting.repository()
     lost = await superseded(repository)
     await commit(repository, [Change("a", b"1")], "a")
-    await stage.repos.pruning.prune(repository)
+    await hosting.repos.pruning.prune(repository)
     waiting = list(repository.path.glob("objects/pack/*.mtimes"))
     assert waiting
     monkeypatch.setattr(housekeeping, "MAX_PACKS", 0)
     for number in range(3):
         await commit(repository, [Change("a", b"more %d" % number)], "a")
-        stage.repos.housekeeping.schedule(repository)
-        await stage.repos.housekeeping.join()
+        hosting.repos.housekeeping.schedule(repository)
+        await hosting.repos.housekeeping.join()
     assert list(repository.path.glob("objects/pack/*.mtimes")) == waiting
     assert has(repository, lost)
-    assert await stage.repos.pruning.prune(repository, NO_GRACE) is None
+    assert await hosting.repos.pruning.prune(repository, NO_GRACE) is None
     assert not has(repository, lost)
 
 
-async def test_objects_referenced_again_are_restored(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_objects_referenced_again_are_restored(
+    hosting: RepoHosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a writer that had seen it before it was moved aside."""
-    repository = await stage.repository()
+    repository = await hosting.repository()
     await commit(repository, [Change("kept", b"kept")], "kept")
     lost = await superseded(repository)
     run = repository.git.run
@@ -103,26 +105,26 @@ async def test_objects_referenced_again_are_restored(stage: Stage, monkeypatch: 
         return printed
 
     monkeypatch.setattr(repository.git, "run", refer)
-    assert await stage.repos.pruning.prune(repository, NO_GRACE) == EVERY
+    assert await hosting.repos.pruning.prune(repository, NO_GRACE) == EVERY
     assert has(repository, "refs/heads/back")
     assert not list(repository.path.glob("expired-*"))
 
 
-async def test_prune_waits_for_writers(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prune_waits_for_writers(hosting: RepoHosting, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may reference it at their end; nothing is removed before."""
-    repository = await stage.repository()
+    repository = await hosting.repository()
     await commit(repository, [Change("kept", b"kept")], "kept")
     lost = await superseded(repository)
-    quiet = stage.repos.quotas.wait_for_writers
+    quiet = hosting.repos.quotas.wait_for_writers
     waiting = asyncio.Event()
 
     async def wait(repo_id: str) -> None:
         waiting.set()
         await quiet(repo_id)
 
-    monkeypatch.setattr(stage.repos.quotas, "wait_for_writers", wait)
-    async with stage.repos.quotas.reserving(repository.id):
-        pruning = asyncio.create_task(stage.repos.pruning.prune(repository, NO_GRACE))
+    monkeypatch.setattr(hosting.repos.quotas, "wait_for_writers", wait)
+    async with hosting.repos.quotas.reserving(repository.id):
+        pruning = asyncio.create_task(hosting.repos.pruning.prune(repository, NO_GRACE))
         await asyncio.wait_for(waiting.wait(), 60)
         assert not has(repository, lost)
         (repository.path / "refs" / "heads" / "back").write_text(f"{lost}\n")
@@ -131,31 +133,31 @@ async def test_prune_waits_for_writers(stage: Stage, monkeypatch: pytest.MonkeyP
 
 
 async def test_interrupted_prune_is_undone(tmp_path: Path) -> None:
-    async with staged(tmp_path) as stage:
-        repository = await stage.repository()
+    async with open_hosting(tmp_path) as hosting:
+        repository = await hosting.repository()
         sha = (await commit(repository, [Change("a", b"1")], "a")).sha
     for part in (repository.path / "objects" / "pack").iterdir():
         part.rename(repository.path / part.name.replace("pack-", "expired-"))
     assert not has(repository, sha)
 
-    async with staged(tmp_path):
+    async with open_hosting(tmp_path):
         await until(lambda: has(repository, sha), 60)
 
 
 async def test_prune_schedule_survives_restart(tmp_path: Path) -> None:
     """Unreachable objects then wait for their grace period; afterwards nothing is due."""
-    async with staged(tmp_path) as stage:
-        repositories = [await stage.repository() for _ in range(2)]
-        store = RepoStore(stage.database)
+    async with open_hosting(tmp_path) as hosting:
+        repositories = [await hosting.repository() for _ in range(2)]
+        store = RepoStore(hosting.database)
         for number, repository in enumerate(repositories):
             await commit(repository, [Change("a", b"1")], "a")
             if number:
                 await superseded(repository)
             await store.prune_by(repository.id, time.time_ns() - 1)
-    async with staged(tmp_path) as stage:
+    async with open_hosting(tmp_path) as hosting:
 
         async def pruned() -> bool:
-            clean, other = [await row_of(stage, repository) for repository in repositories]
+            clean, other = [await row_of(hosting, repository) for repository in repositories]
             waits = other.prune_at is not None and other.prune_at > time.time_ns() + (GRACE - 3600) * 1e9
             return clean.prune_at is None and waits
 
@@ -170,7 +172,7 @@ async def test_prune_schedule_survives_restart(tmp_path: Path) -> None:
 class User:
     """A user who pushes to a repository, from a work tree with one commit."""
 
-    stage: Stage
+    hosting: RepoHosting
     repository: Repository
     git: GitClient
     work: Path
@@ -184,27 +186,27 @@ class User:
 
 @pytest_asyncio.fixture
 async def user(tmp_path: Path) -> AsyncIterator[User]:
-    async with served(tmp_path) as site:
-        repository = await site.stage.repository()
+    async with served(tmp_path) as repo_server:
+        repository = await repo_server.hosting.repository()
         (tmp_path / "home").mkdir()
         git = GitClient(tmp_path / "home")
         work = await git.work_tree("work")
-        await git("remote", "add", "origin", f"{site.url}/{repository.id}", cwd=work)
-        headers = {"authorization": f"Bearer {site.key}"}
+        await git("remote", "add", "origin", f"{repo_server.url}/{repository.id}", cwd=work)
+        headers = {"authorization": f"Bearer {repo_server.key}"}
         await git("config", "http.extraHeader", f"Authorization: {headers['authorization']}", cwd=work)
-        async with httpx2.AsyncClient(base_url=site.url, headers=headers, timeout=60) as http:
-            yield User(site.stage, repository, git, work, http)
+        async with httpx2.AsyncClient(base_url=repo_server.url, headers=headers, timeout=60) as http:
+            yield User(repo_server.hosting, repository, git, work, http)
 
 
 async def test_non_fast_forward_updates_schedule_a_prune(user: User) -> None:
     """By forced pushes, deletions and commits that lost a race; not by fast-forwards."""
-    stage, git, work = user.stage, user.git, user.work
+    hosting, git, work = user.hosting, user.git, user.work
 
     async def noticed(*push: str) -> bool:
-        await RepoStore(stage.database).update(user.repository.id, prune_at=None)
+        await RepoStore(hosting.database).update(user.repository.id, prune_at=None)
         await git("push", "-q", "origin", *push, cwd=work)
-        await stage.repos.quotas.flush()
-        at = (await row_of(stage, user.repository)).prune_at
+        await hosting.repos.quotas.flush()
+        at = (await row_of(hosting, user.repository)).prune_at
         assert at is None or abs(at - time.time_ns() - EVERY * 1e9) < 60e9
         return at is not None
 
@@ -216,11 +218,11 @@ async def test_non_fast_forward_updates_schedule_a_prune(user: User) -> None:
     assert await noticed("--force", "main")
     assert await noticed("--delete", "side")
 
-    await RepoStore(stage.database).update(user.repository.id, prune_at=None)
+    await RepoStore(hosting.database).update(user.repository.id, prune_at=None)
     answers = await asyncio.gather(*(user.write("main", str(number)) for number in range(4)))
     assert 200 in {answer.status_code for answer in answers}
-    await stage.repos.quotas.flush()
-    assert (await row_of(stage, user.repository)).prune_at is not None
+    await hosting.repos.quotas.flush()
+    assert (await row_of(hosting, user.repository)).prune_at is not None
 
 
 async def test_prune_races_with_writers_lose_nothing(user: User) -> None:
@@ -245,7 +247,7 @@ async def test_prune_races_with_writers_lose_nothing(user: User) -> None:
         await git("push", "-q", "origin", "--delete", "lost", cwd=work)
         await git.commit(work, {f"file{number}": os.urandom(100_000)})
         await asyncio.gather(
-            user.stage.repos.pruning.prune(repository, NO_GRACE),
+            user.hosting.repos.pruning.prune(repository, NO_GRACE),
             *(push(f"pushed{number}-{each}") for each in range(2)),
             *(write(f"written{number}-{each}") for each in range(3)),
         )

@@ -16,13 +16,13 @@ async def test_clone_urls_with_a_token_work_and_are_not_logged(
 ) -> None:
     git = GitClient(tmp_path)
     caplog.set_level(logging.DEBUG)
-    async with served(tmp_path) as site:
-        stage = site.stage
-        repository = await stage.repository()
-        identity = await stage.identities.create(stage.ours)
-        await stage.access.grant(stage.ours, identity.id, repository.id, "write")
-        _, token = await stage.identities.create_token(stage.ours, identity.id)
-        name = f"url.{site.url}/x-access-token:stid_.insteadOf"
+    async with served(tmp_path) as repo_server:
+        hosting = repo_server.hosting
+        repository = await hosting.repository()
+        identity = await hosting.identities.create(hosting.ours)
+        await hosting.access.grant(hosting.ours, identity.id, repository.id, "write")
+        _, token = await hosting.identities.create_token(hosting.ours, identity.id)
+        name = f"url.{repo_server.url}/x-access-token:stid_.insteadOf"
         await git("config", "--global", name, "https://x-access-token:stid_")
 
         address = f"https://x-access-token:{token}@{ELSEWHERE}/{repository.id}"

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from stead.repos.maintenance import housekeeping
 from support.git_client import GitClient
-from support.git_hosting import Site, served
+from support.git_hosting import RepoServer, served
 from support.git_objects import Objects
 
 HEADS, TAGS = "refs/heads/", "refs/tags/"
@@ -89,15 +89,15 @@ def _has_reason(claim: Claim, states: Sequence[State]) -> bool:
 class World:
     """One repository on a server, its model, and a client with partial knowledge."""
 
-    def __init__(self, site: Site, http: httpx2.AsyncClient, client: Objects, repo: str) -> None:
+    def __init__(self, repo_server: RepoServer, http: httpx2.AsyncClient, client: Objects, repo: str) -> None:
         self.http = http
         self.client = client
         self.repo = repo
-        self.repository = site.stage.repos.repository(repo)
-        self.repos = site.stage.repos
+        self.repository = repo_server.hosting.repos.repository(repo)
+        self.repos = repo_server.hosting.repos
         self.api = f"/git/v1/repo/{repo}"
-        self.remote = f"{site.url}/{repo}"
-        self.login = ("-c", f"http.extraHeader=Authorization: Bearer {site.key}")
+        self.remote = f"{repo_server.url}/{repo}"
+        self.login = ("-c", f"http.extraHeader=Authorization: Bearer {repo_server.key}")
         self.state = State()
         self.parents: dict[str, tuple[str, ...]] = {}
         self.peeled: dict[str, str] = {}
@@ -433,17 +433,17 @@ _steps = st.builds(
 
 
 @pytest_asyncio.fixture(scope="module")
-async def site() -> AsyncIterator[Site]:
+async def repo_server() -> AsyncIterator[RepoServer]:
     # In memory: durability is not tested here.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        async with served(Path(folder)) as site:
-            yield site
+        async with served(Path(folder)) as repo_server:
+            yield repo_server
 
 
 @pytest_asyncio.fixture(scope="module")
-async def http(site: Site) -> AsyncIterator[httpx2.AsyncClient]:
-    headers = {"Authorization": f"Bearer {site.key}"}
-    async with httpx2.AsyncClient(base_url=site.url, headers=headers, timeout=60) as client:
+async def http(repo_server: RepoServer) -> AsyncIterator[httpx2.AsyncClient]:
+    headers = {"Authorization": f"Bearer {repo_server.key}"}
+    async with httpx2.AsyncClient(base_url=repo_server.url, headers=headers, timeout=60) as client:
         yield client
 
 
@@ -460,9 +460,11 @@ def _packs_are_joined_at_once() -> Iterator[None]:
         yield
 
 
-async def _play(site: Site, http: httpx2.AsyncClient, client: Objects, steps: Sequence[Step]) -> None:
+async def _play(
+    repo_server: RepoServer, http: httpx2.AsyncClient, client: Objects, steps: Sequence[Step]
+) -> None:
     repo = (await http.post("/git/v1/repo", json={})).json()["repoId"]
-    world = World(site, http, client, repo)
+    world = World(repo_server, http, client, repo)
     for step in steps:
         note(str(step))
         if step.fetch:
@@ -489,15 +491,15 @@ _SETTINGS = settings(
 @settings(_SETTINGS, max_examples=14)
 @given(st.lists(_steps, min_size=1, max_size=8))
 async def test_refs_match_the_model(
-    site: Site, http: httpx2.AsyncClient, client: Objects, steps: list[Step]
+    repo_server: RepoServer, http: httpx2.AsyncClient, client: Objects, steps: list[Step]
 ) -> None:
-    await _play(site, http, client, steps)
+    await _play(repo_server, http, client, steps)
 
 
 @pytest.mark.slow
 @settings(_SETTINGS, max_examples=150)
 @given(st.lists(_steps, min_size=5, max_size=20))
 async def test_refs_match_the_model_in_long_runs(
-    site: Site, http: httpx2.AsyncClient, client: Objects, steps: list[Step]
+    repo_server: RepoServer, http: httpx2.AsyncClient, client: Objects, steps: list[Step]
 ) -> None:
-    await _play(site, http, client, steps)
+    await _play(repo_server, http, client, steps)

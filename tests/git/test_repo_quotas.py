@@ -24,7 +24,7 @@ from stead.repos.transfer import serving as native
 from stead.store.repos import RepoStore
 from stead.tasks import KeyedLimit
 from support.git_client import GitClient
-from support.git_hosting import Site, served
+from support.git_hosting import RepoServer, served
 from support.git_server import Page, serving
 
 MIB = 1 << 20
@@ -33,16 +33,16 @@ _names = itertools.count()
 
 
 @pytest_asyncio.fixture(scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    async with served(tmp_path_factory.mktemp("site"), [ip_network("127.0.0.0/8")]) as site:
-        yield site
+async def repo_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RepoServer]:
+    async with served(tmp_path_factory.mktemp("site"), [ip_network("127.0.0.0/8")]) as repo_server:
+        yield repo_server
 
 
 @dataclass
 class User:
     """A new account with an API client and git."""
 
-    site: Site
+    repo_server: RepoServer
     account: str
     key: str
     http: httpx2.AsyncClient
@@ -50,10 +50,10 @@ class User:
 
     @property
     def repos(self) -> Repos:
-        return self.site.stage.repos
+        return self.repo_server.hosting.repos
 
     async def limit(self, **limits: int | None) -> None:
-        await self.site.stage.accounts.set_limits(self.account, limits)
+        await self.repo_server.hosting.accounts.set_limits(self.account, limits)
 
     async def create(self, **wanted: Any) -> str:
         made = await self.http.post(REPOS, json=wanted)
@@ -62,7 +62,7 @@ class User:
         return repo
 
     def remote(self, repo: str) -> str:
-        return self.site.url.replace("http://", f"http://x:{self.key}@") + f"/{repo}"
+        return self.repo_server.url.replace("http://", f"http://x:{self.key}@") + f"/{repo}"
 
     async def work_tree(self, repo: str, size: int = 0) -> Path:
         """With one commit on main that is not pushed yet."""
@@ -85,14 +85,14 @@ class User:
 
 
 @pytest_asyncio.fixture
-async def user(site: Site, tmp_path: Path) -> AsyncIterator[User]:
-    account = (await site.stage.accounts.create(f"user{next(_names)}")).id
-    _, key = await site.stage.accounts.create_key(account)
+async def user(repo_server: RepoServer, tmp_path: Path) -> AsyncIterator[User]:
+    account = (await repo_server.hosting.accounts.create(f"user{next(_names)}")).id
+    _, key = await repo_server.hosting.accounts.create_key(account)
     headers = {"authorization": f"Bearer {key}"}
-    async with httpx2.AsyncClient(base_url=site.url, headers=headers, timeout=30) as http:
-        yield User(site, account, key, http, GitClient(tmp_path))
-    await site.stage.repos.quotas.flush()
-    await site.stage.repos.housekeeping.join()
+    async with httpx2.AsyncClient(base_url=repo_server.url, headers=headers, timeout=30) as http:
+        yield User(repo_server, account, key, http, GitClient(tmp_path))
+    await repo_server.hosting.repos.quotas.flush()
+    await repo_server.hosting.repos.housekeeping.join()
 
 
 def refused(answer: httpx2.Response, limit: int) -> None:
@@ -133,7 +133,7 @@ async def test_unknown_sizes_are_measured_at_start(user: User) -> None:
     work = await user.work_tree(repo, MIB)
     await user.git("push", "-q", "origin", "main", cwd=work)
     size = await user.size(repo)
-    store = RepoStore(user.site.stage.database)
+    store = RepoStore(user.repo_server.hosting.database)
     await store.update(repo, size=None, lfs_size=None, refs=None)
     await user.limit(total_repos_mib=2)
     refused(await user.commit(await user.create(), 2 * MIB), 2 * MIB)
@@ -254,7 +254,7 @@ async def test_import_over_quota_is_refused(user: User, tmp_path: Path) -> None:
         await user.limit(total_repos_mib=3)
         refused(await user.http.post(REPOS, json=wanted), 3 * MIB)
     assert (await user.http.get(REPOS)).json()["total"] == 1
-    assert list((user.site.stage.folder / "repos" / "new").iterdir()) == []
+    assert list((user.repo_server.hosting.folder / "repos" / "new").iterdir()) == []
 
 
 async def test_concurrent_imports_per_account_limit(
@@ -281,7 +281,7 @@ async def test_concurrent_imports_per_account_limit(
             assert (busy.status_code, busy.json()["code"]) == (503, "SERVICE_UNAVAILABLE")
             assert int(busy.headers["retry-after"]) > 0
             await user.create()
-            theirs = {"authorization": f"Bearer {user.site.their_key}"}
+            theirs = {"authorization": f"Bearer {user.repo_server.their_key}"}
             assert (await user.http.post(REPOS, json=files, headers=theirs)).status_code == 200
         finally:
             go_on.set()
@@ -360,6 +360,6 @@ async def test_many_refs_are_packed(user: User, monkeypatch: pytest.MonkeyPatch)
     await user.git("push", "-q", "origin", "main:tmp_3", "main:tmp_20", "main:tmp_21", cwd=work)
     await user.git("push", "-q", "origin", "--delete", "tmp_4", cwd=work)
     await user.repos.quotas.flush()
-    row = await RepoStore(user.site.stage.database).get(repo)
+    row = await RepoStore(user.repo_server.hosting.database).get(repo)
     assert row is not None
     assert row.refs == 21

@@ -10,15 +10,15 @@ from stead.repos.quotas import QuotaExceeded
 from stead.repos.repository import Repository
 from stead.repos.search.search import Search
 from stead.repos.writer import RepoWriter
-from support.git_hosting import Recorder, Stage
+from support.git_hosting import Recorder, RepoHosting
 
 FILE = [Change("file", b"needle\n")]
 
 
 @pytest.fixture
-def recorder(stage: Stage) -> Recorder:
+def recorder(hosting: RepoHosting) -> Recorder:
     recorder = Recorder()
-    stage.writer.subscribe(recorder)
+    hosting.writer.subscribe(recorder)
     return recorder
 
 
@@ -27,8 +27,8 @@ class Failing:
         raise RuntimeError(repo_id)
 
 
-async def test_observers_see_the_changed_refs_before_the_call_returns(stage: Stage) -> None:
-    repository = await stage.repository()
+async def test_observers_see_the_changed_refs_before_the_call_returns(hosting: RepoHosting) -> None:
+    repository = await hosting.repository()
     seen: list[set[str]] = []
 
     class Reader:
@@ -36,55 +36,55 @@ async def test_observers_see_the_changed_refs_before_the_call_returns(stage: Sta
             assert repo_id == repository.id
             seen.append({branch.name for branch in await repository.branches()})
 
-    stage.writer.subscribe(Reader())
-    made = await stage.writer.commit(repository, FILE, "first")
+    hosting.writer.subscribe(Reader())
+    made = await hosting.writer.commit(repository, FILE, "first")
     assert seen == [{"main"}]
-    branch = await stage.writer.create_branch(repository, "topic")
+    branch = await hosting.writer.create_branch(repository, "topic")
     assert (branch.sha, seen[1:]) == (made.sha, [{"main", "topic"}])
 
 
-async def test_write_is_measured(stage: Stage) -> None:
-    repository = await stage.repository()
-    await stage.writer.commit(repository, FILE, "first")
-    await stage.repos.quotas.flush()
-    assert (await stage.repos.get(repository.id)).size
+async def test_write_is_measured(hosting: RepoHosting) -> None:
+    repository = await hosting.repository()
+    await hosting.writer.commit(repository, FILE, "first")
+    await hosting.repos.quotas.flush()
+    assert (await hosting.repos.get(repository.id)).size
 
 
-async def test_refused_writes_change_and_notify_nothing(stage: Stage, recorder: Recorder) -> None:
-    repository = await stage.repository()
-    await stage.accounts.set_limits(stage.ours, {"repo_mib": 1})
+async def test_refused_writes_change_and_notify_nothing(hosting: RepoHosting, recorder: Recorder) -> None:
+    repository = await hosting.repository()
+    await hosting.accounts.set_limits(hosting.ours, {"repo_mib": 1})
     with pytest.raises(QuotaExceeded):
-        await stage.writer.commit(repository, [Change("large", b"x" * (1 << 20))], "over the quota")
+        await hosting.writer.commit(repository, [Change("large", b"x" * (1 << 20))], "over the quota")
     with pytest.raises(ConflictingParent):
-        await stage.writer.commit(repository, FILE, "conflict", expected="1" * 40)
+        await hosting.writer.commit(repository, FILE, "conflict", expected="1" * 40)
     assert (await repository.branches(), recorder) == ([], [])
-    await stage.writer.commit(repository, FILE, "within the quota")
+    await hosting.writer.commit(repository, FILE, "within the quota")
     assert recorder == [repository.id]
 
 
-async def test_failing_observer_fails_neither_the_write_nor_the_others(stage: Stage) -> None:
-    repository = await stage.repository()
+async def test_failing_observer_fails_neither_the_write_nor_the_others(hosting: RepoHosting) -> None:
+    repository = await hosting.repository()
     recorder = Recorder()
     for observer in (Failing(), recorder):
-        stage.writer.subscribe(observer)
-    made = await stage.writer.commit(repository, FILE, "first")
+        hosting.writer.subscribe(observer)
+    made = await hosting.writer.commit(repository, FILE, "first")
     assert (await repository.branch("main")).sha == made.sha
     assert recorder == [repository.id]
 
 
-async def test_observer_is_not_notified_of_its_own_write(stage: Stage, recorder: Recorder) -> None:
-    repository = await stage.repository()
+async def test_observer_is_not_notified_of_its_own_write(hosting: RepoHosting, recorder: Recorder) -> None:
+    repository = await hosting.repository()
     other = Recorder()
-    stage.writer.subscribe(other)
-    async with stage.writer.writing(repository.id, origin=other) as write:
+    hosting.writer.subscribe(other)
+    async with hosting.writer.writing(repository.id, origin=other) as write:
         await write.refs_changed()
     assert (recorder, other) == ([repository.id], [])
 
 
 async def test_cancelled_commit_that_moved_the_ref_is_notified(
-    stage: Stage, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    hosting: RepoHosting, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = await stage.repository()
+    repository = await hosting.repository()
     moved, move = asyncio.Event(), Repository.move
 
     async def move_and_stall(self: Repository, branch: str, sha: str, expected: str | None) -> bool:
@@ -94,7 +94,7 @@ async def test_cancelled_commit_that_moved_the_ref_is_notified(
         return True
 
     monkeypatch.setattr(Repository, "move", move_and_stall)
-    commit = asyncio.create_task(stage.writer.commit(repository, FILE, "first"))
+    commit = asyncio.create_task(hosting.writer.commit(repository, FILE, "first"))
     await moved.wait()
     commit.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -103,9 +103,9 @@ async def test_cancelled_commit_that_moved_the_ref_is_notified(
 
 
 async def test_timed_out_git_that_moved_the_ref_is_notified(
-    stage: Stage, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    hosting: RepoHosting, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = await stage.repository()
+    repository = await hosting.repository()
     move = Repository.move
 
     async def move_too_late(self: Repository, branch: str, sha: str, expected: str | None) -> bool:
@@ -114,14 +114,14 @@ async def test_timed_out_git_that_moved_the_ref_is_notified(
 
     monkeypatch.setattr(Repository, "move", move_too_late)
     with pytest.raises(TooLarge):
-        await stage.writer.commit(repository, FILE, "first")
+        await hosting.writer.commit(repository, FILE, "first")
     assert (len(await repository.branches()), recorder) == (1, [repository.id])
 
 
-async def test_deleted_repository_leaves_the_search_cache(stage: Stage) -> None:
+async def test_deleted_repository_leaves_the_search_cache(hosting: RepoHosting) -> None:
     search = Search()
-    writer = RepoWriter(stage.repos, search)
-    repository = await stage.repository()
+    writer = RepoWriter(hosting.repos, search)
+    repository = await hosting.repository()
     await writer.commit(repository, FILE, "first")
     assert (await search.content(repository, "needle")).total_files == 1
     assert search.cache.size

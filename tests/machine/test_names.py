@@ -82,7 +82,7 @@ async def upstream() -> AsyncIterator[NameServer]:
 
 
 @dataclass(frozen=True)
-class Scene:
+class NetworkWithTwoVms:
     """An installation's network with two VMs."""
 
     settings: Settings
@@ -120,7 +120,7 @@ def _datagrams() -> socket.socket:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def scene(settings: Settings, upstream: NameServer) -> AsyncIterator[Scene]:
+async def two_vms(settings: Settings, upstream: NameServer) -> AsyncIterator[NetworkWithTwoVms]:
     with (
         pytest.MonkeyPatch.context() as patch,
         other_settings(settings) as other,
@@ -133,53 +133,55 @@ async def scene(settings: Settings, upstream: NameServer) -> AsyncIterator[Scene
             for slot, guest in enumerate(guests):
                 tap, address = addresses.data_tap(slot), str(addresses.machine_address(slot))
                 plug_in(namespace_path(other).name, tap, guest, address)
-            yield Scene(other, own, guests, upstream)
+            yield NetworkWithTwoVms(other, own, guests, upstream)
         finally:
             await own.close()
             await network.remove(other)
 
 
 @pytest_asyncio.fixture
-async def resolver(scene: Scene) -> AsyncIterator[GuestResolver]:
+async def resolver(two_vms: NetworkWithTwoVms) -> AsyncIterator[GuestResolver]:
     async with GuestResolver.running(
-        scene.settings, scene.network, ("git.freestyle.sh", "style.dev")
+        two_vms.settings, two_vms.network, ("git.freestyle.sh", "style.dev")
     ) as made:
         yield made
 
 
 @pytest.mark.usefixtures("resolver")
-async def test_names_of_this_stead_lead_to_the_gateway(scene: Scene) -> None:
+async def test_names_of_this_stead_lead_to_the_gateway(two_vms: NetworkWithTwoVms) -> None:
     for name in ("git.freestyle.sh", "style.dev", "app.style.dev", "a.b.STYLE.dev"):
-        assert await scene.ask(name) == Answer(_NO_ERROR, [addresses.GATEWAY])
+        assert await two_vms.ask(name) == Answer(_NO_ERROR, [addresses.GATEWAY])
         for kind in (_AAAA, _TXT):
-            assert (await scene.ask(name, kind)).addresses == []
-    assert not [asked for asked in scene.upstream.asked if b"style" in asked.lower()]
+            assert (await two_vms.ask(name, kind)).addresses == []
+    assert not [asked for asked in two_vms.upstream.asked if b"style" in asked.lower()]
 
 
 @pytest.mark.usefixtures("resolver")
-async def test_other_names_are_asked_of_the_host_s_resolver(scene: Scene) -> None:
-    assert await scene.ask("freestyle.sh") == Answer(_NO_ERROR, [_PUBLIC])
-    assert await scene.ask("notstyle.dev") == Answer(_NO_ERROR, [_PUBLIC])
+async def test_other_names_are_asked_of_the_host_s_resolver(two_vms: NetworkWithTwoVms) -> None:
+    assert await two_vms.ask("freestyle.sh") == Answer(_NO_ERROR, [_PUBLIC])
+    assert await two_vms.ask("notstyle.dev") == Answer(_NO_ERROR, [_PUBLIC])
 
 
 @pytest.mark.usefixtures("resolver")
-async def test_dns_over_tcp(scene: Scene) -> None:
+async def test_dns_over_tcp(two_vms: NetworkWithTwoVms) -> None:
     query = _query("app.style.dev")
-    with await scene.guests[0].connect(str(addresses.GATEWAY), 53) as connection:
+    with await two_vms.guests[0].connect(str(addresses.GATEWAY), 53) as connection:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(connection, struct.pack("!H", len(query)) + query)
         answer = await loop.sock_recv(connection, 4096)
     assert _parsed(answer[2:], query) == Answer(_NO_ERROR, [addresses.GATEWAY])
 
 
-async def test_mapped_domains_lead_to_the_gateway(scene: Scene, resolver: GuestResolver) -> None:
+async def test_mapped_domains_lead_to_the_gateway(
+    two_vms: NetworkWithTwoVms, resolver: GuestResolver
+) -> None:
     async def leads(name: str, address: IPv4Address) -> bool:
-        return await scene.address_of(name) == address
+        return await two_vms.address_of(name) == address
 
     await resolver.publish({"shop.example.com", "*.wild.example.com"})
     await until(lambda: leads("shop.example.com", addresses.GATEWAY), 60)
     await until(lambda: leads("any.wild.example.com", addresses.GATEWAY), 60)
-    assert await scene.address_of("other.example.com") == _PUBLIC
+    assert await two_vms.address_of("other.example.com") == _PUBLIC
     await resolver.publish({"blog.example.com"})
     await until(lambda: leads("blog.example.com", addresses.GATEWAY), 60)
     await until(lambda: leads("shop.example.com", _PUBLIC), 60)
@@ -189,82 +191,82 @@ async def test_mapped_domains_lead_to_the_gateway(scene: Scene, resolver: GuestR
 
 
 @pytest_asyncio.fixture
-async def changing(scene: Scene) -> AsyncIterator[pytest.MonkeyPatch]:
+async def changing(two_vms: NetworkWithTwoVms) -> AsyncIterator[pytest.MonkeyPatch]:
     """For changes of the host's name servers; the rules let VMs reach the first ones again afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolvers, "_POLL", 0.1)
         yield patch
-    await network._ensure(scene.settings)
+    await network._ensure(two_vms.settings)
 
 
-async def _answered(scene: Scene, known: IPv4Address) -> None:
+async def _answered(two_vms: NetworkWithTwoVms, known: IPv4Address) -> None:
     """Wait until a name server that has this address for all names is asked; no answer is cached."""
     numbers = itertools.count()
 
     async def followed() -> bool:
-        return await scene.address_of(f"name{next(numbers)}.example.com") == known
+        return await two_vms.address_of(f"name{next(numbers)}.example.com") == known
 
     await until(followed, 60)
 
 
 async def test_name_servers_that_the_host_gets_later_are_followed(
-    scene: Scene, changing: pytest.MonkeyPatch
+    two_vms: NetworkWithTwoVms, changing: pytest.MonkeyPatch
 ) -> None:
     """A host that has none when the server starts: VMs ask them as soon as it has some."""
     changing.setattr(addresses, "resolvers", list)
     now, known = IPv4Address(int(_UPSTREAM) + 2), IPv4Address("192.0.2.82")
-    loading = network._follow_resolvers(scene.settings)
+    loading = network._follow_resolvers(two_vms.settings)
     async with (
         _serving(now, known),
-        GuestResolver.running(scene.settings, scene.network, ("style.dev",)),
+        GuestResolver.running(two_vms.settings, two_vms.network, ("style.dev",)),
         in_background(loading, "follow the host's name servers"),
     ):
-        assert await scene.address_of("app.style.dev") == addresses.GATEWAY
-        assert await scene.address_of("one.example.com") is None
+        assert await two_vms.address_of("app.style.dev") == addresses.GATEWAY
+        assert await two_vms.address_of("one.example.com") is None
         changing.setattr(addresses, "resolvers", lambda: [now])
-        await _answered(scene, known)
+        await _answered(two_vms, known)
 
 
 async def test_other_name_servers_of_the_host_are_followed(
-    scene: Scene, changing: pytest.MonkeyPatch
+    two_vms: NetworkWithTwoVms, changing: pytest.MonkeyPatch
 ) -> None:
     """The same dnsmasq asks them, and the host's rules let it."""
     now, known = IPv4Address(int(_UPSTREAM) + 1), IPv4Address("192.0.2.81")
-    loading = network._follow_resolvers(scene.settings)
+    loading = network._follow_resolvers(two_vms.settings)
     async with (
         _serving(now, known),
-        GuestResolver.running(scene.settings, scene.network, ("style.dev",)),
+        GuestResolver.running(two_vms.settings, two_vms.network, ("style.dev",)),
         in_background(loading, "follow the host's name servers"),
     ):
-        assert await scene.address_of("one.example.com") == _PUBLIC
-        (process,) = scene.processes()
+        assert await two_vms.address_of("one.example.com") == _PUBLIC
+        (process,) = two_vms.processes()
         changing.setattr(addresses, "resolvers", list)
         await asyncio.sleep(0.3)
-        assert await scene.address_of("two.example.com") == _PUBLIC, "no name servers are no change"
+        assert await two_vms.address_of("two.example.com") == _PUBLIC, "no name servers are no change"
         changing.setattr(addresses, "resolvers", lambda: [now])
-        await _answered(scene, known)
-        assert scene.processes() == [process]
+        await _answered(two_vms, known)
+        assert two_vms.processes() == [process]
 
 
 @pytest.mark.usefixtures("resolver")
-async def test_dnsmasq_runs_as_its_own_user_and_is_restarted(scene: Scene) -> None:
-    (process,) = scene.processes()
+async def test_dnsmasq_runs_as_its_own_user_and_is_restarted(two_vms: NetworkWithTwoVms) -> None:
+    (process,) = two_vms.processes()
     assert Path(f"/proc/{process.pid}/comm").read_text().strip() == "dnsmasq"
     status = Path(f"/proc/{process.pid}/status").read_text()
     capabilities = int(status.partition("CapEff:")[2].split()[0], 16)
     assert capabilities == 1 << 10, "CAP_NET_BIND_SERVICE alone"
     os.kill(process.pid, signal.SIGKILL)
-    await until(lambda: process not in scene.processes(), 60)
-    await until(scene.processes, 60)
+    await until(lambda: process not in two_vms.processes(), 60)
+    await until(two_vms.processes, 60)
 
     async def answers() -> bool:
-        return await scene.address_of("app.style.dev") == addresses.GATEWAY
+        return await two_vms.address_of("app.style.dev") == addresses.GATEWAY
 
     await until(answers, 60)
 
 
 @pytest.mark.usefixtures("resolver")
-async def test_queries_of_one_vm_are_limited(scene: Scene) -> None:
+async def test_queries_of_one_vm_are_limited(two_vms: NetworkWithTwoVms) -> None:
     sent = 5000
 
     def flood() -> int:
@@ -282,9 +284,9 @@ async def test_queries_of_one_vm_are_limited(scene: Scene) -> None:
                     answered += 1
         return answered
 
-    answered = await scene.guests[0].thread.call(flood)
+    answered = await two_vms.guests[0].thread.call(flood)
     assert 0 < answered < sent / 2
-    assert await scene.ask("app.style.dev", guest=1) == Answer(_NO_ERROR, [addresses.GATEWAY])
+    assert await two_vms.ask("app.style.dev", guest=1) == Answer(_NO_ERROR, [addresses.GATEWAY])
 
 
 _DRIVER = """
@@ -323,8 +325,8 @@ async def test_dnsmasq_ends_with_a_killed_server(settings: Settings) -> None:
             await network.remove(other)
 
 
-async def test_without_a_server_vms_ask_the_host_s_resolver(scene: Scene) -> None:
+async def test_without_a_server_vms_ask_the_host_s_resolver(two_vms: NetworkWithTwoVms) -> None:
     """A VM keeps running while no server does, and its names keep resolving."""
-    async with GuestResolver.running(scene.settings, scene.network, ("style.dev",)):
-        assert await scene.address_of("app.style.dev") == addresses.GATEWAY
-    assert await scene.address_of("app.style.dev") == _PUBLIC
+    async with GuestResolver.running(two_vms.settings, two_vms.network, ("style.dev",)):
+        assert await two_vms.address_of("app.style.dev") == addresses.GATEWAY
+    assert await two_vms.address_of("app.style.dev") == _PUBLIC

@@ -50,7 +50,7 @@ class Table:
 
 
 @dataclass
-class Scene:
+class VpcPair:
     ours: Guest
     theirs: Guest
     outside: Guest
@@ -59,7 +59,7 @@ class Scene:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def scene(settings: Settings) -> AsyncIterator[Scene]:
+async def vpc_pair(settings: Settings) -> AsyncIterator[VpcPair]:
     ip("addr", "add", f"{UPSTREAM}/32", "dev", "lo")
     try:
         with pytest.MonkeyPatch.context() as patch, other_settings(settings) as other:
@@ -74,7 +74,7 @@ async def scene(settings: Settings) -> AsyncIterator[Scene]:
                     guest(own, VmSlot("outside", OUTSIDE_SLOT)) as outside,
                     GuestResolver.running(other, own, ("style.dev", "stead.internal"), Table()),
                 ):
-                    yield Scene(ours, theirs, outside, upstream.asked)
+                    yield VpcPair(ours, theirs, outside, upstream.asked)
             finally:
                 await own.close()
                 await host_network.remove(other)
@@ -110,28 +110,28 @@ async def ask(source: Guest, name: str, kind: str = "A") -> tuple[str, list[str]
     return dns.rcode.to_text(found.rcode()), [str(each) for section in found.answer for each in section]
 
 
-async def test_a_name_is_seen_in_its_vpc_only(scene: Scene) -> None:
-    assert await ask(scene.ours, "db.internal") == ("NOERROR", [str(DB)])
-    assert await ask(scene.ours, "dB.iNtErNaL") == ("NOERROR", [str(DB)])
-    assert await ask(scene.ours, "db.internal", "AAAA") == ("NOERROR", [])
+async def test_a_name_is_seen_in_its_vpc_only(vpc_pair: VpcPair) -> None:
+    assert await ask(vpc_pair.ours, "db.internal") == ("NOERROR", [str(DB)])
+    assert await ask(vpc_pair.ours, "dB.iNtErNaL") == ("NOERROR", [str(DB)])
+    assert await ask(vpc_pair.ours, "db.internal", "AAAA") == ("NOERROR", [])
     for source, name in (
-        (scene.ours, "none.internal"),
-        (scene.ours, "a.db.internal"),
-        (scene.theirs, "db.internal"),
-        (scene.outside, "db.internal"),
+        (vpc_pair.ours, "none.internal"),
+        (vpc_pair.ours, "a.db.internal"),
+        (vpc_pair.theirs, "db.internal"),
+        (vpc_pair.outside, "db.internal"),
     ):
         for kind in ("A", "AAAA"):
             assert await ask(source, name, kind) == ("NXDOMAIN", []), (source.vm_slot, name)
-    assert not [each for each in scene.asked if b"internal" in each.lower()]
+    assert not [each for each in vpc_pair.asked if b"internal" in each.lower()]
 
 
-async def test_names_of_every_length_are_found(scene: Scene) -> None:
+async def test_names_of_every_length_are_found(vpc_pair: VpcPair) -> None:
     for size in range(1, 64):
-        assert await ask(scene.ours, f"{'x' * size}.internal") == ("NOERROR", [str(DB)])
+        assert await ask(vpc_pair.ours, f"{'x' * size}.internal") == ("NOERROR", [str(DB)])
 
 
-async def test_other_names_are_resolved_as_ever(scene: Scene) -> None:
-    for source in (scene.ours, scene.outside):
+async def test_other_names_are_resolved_as_ever(vpc_pair: VpcPair) -> None:
+    for source in (vpc_pair.ours, vpc_pair.outside):
         for name in ("example.com", "internal.example", "xinternal", "db.internals", "xx.xinternal"):
             assert await ask(source, name) == ("NOERROR", [str(PUBLIC)])
         for name in ("style.dev", "app.style.dev", "stead.internal", "app.stead.internal"):
@@ -150,28 +150,30 @@ async def test_other_names_are_resolved_as_ever(scene: Scene) -> None:
         "192.168.100.200",
     ],
 )
-async def test_a_private_address_has_a_name(scene: Scene, address: str) -> None:
+async def test_a_private_address_has_a_name(vpc_pair: VpcPair, address: str) -> None:
     reverse = IPv4Address(address).reverse_pointer
     expected = f"vm-{address.replace('.', '-')}.internal."
-    assert await ask(scene.ours, reverse, "PTR") == ("NOERROR", [expected])
-    assert await ask(scene.theirs, reverse, "PTR") == ("NXDOMAIN", [])
+    assert await ask(vpc_pair.ours, reverse, "PTR") == ("NOERROR", [expected])
+    assert await ask(vpc_pair.theirs, reverse, "PTR") == ("NXDOMAIN", [])
     asked = dns.message.make_query(reverse, "PTR").to_wire()[12:]
-    assert asked not in scene.asked
+    assert asked not in vpc_pair.asked
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "172.15.0.1", "172.32.0.1", "192.169.0.1", "110.0.0.1"])
-async def test_names_of_public_addresses_are_asked_of_the_host_s_resolver(scene: Scene, address: str) -> None:
-    before = len(scene.asked)
+async def test_names_of_public_addresses_are_asked_of_the_host_s_resolver(
+    vpc_pair: VpcPair, address: str
+) -> None:
+    before = len(vpc_pair.asked)
     reverse = IPv4Address(address).reverse_pointer
-    assert await ask(scene.ours, reverse, "PTR") == ("NOERROR", [])
-    assert len(scene.asked) > before
+    assert await ask(vpc_pair.ours, reverse, "PTR") == ("NOERROR", [])
+    assert len(vpc_pair.asked) > before
 
 
-async def test_an_address_without_a_vm_has_no_name(scene: Scene) -> None:
-    assert await ask(scene.ours, GONE.reverse_pointer, "PTR") == ("NXDOMAIN", [])
+async def test_an_address_without_a_vm_has_no_name(vpc_pair: VpcPair) -> None:
+    assert await ask(vpc_pair.ours, GONE.reverse_pointer, "PTR") == ("NXDOMAIN", [])
 
 
-async def test_hostile_packets_do_not_stop_the_answers(scene: Scene) -> None:
+async def test_hostile_packets_do_not_stop_the_answers(vpc_pair: VpcPair) -> None:
     query = dns.message.make_query("db.internal", "A").to_wire()
     packets = [
         query[:12] + b"\x02db\x08internal\0",  # no type
@@ -181,20 +183,20 @@ async def test_hostile_packets_do_not_stop_the_answers(scene: Scene) -> None:
         query[:12] + b"\x02\xff\xfe\x08internal\0\0\1\0\1",
         *(query[:size] for size in range(len(query))),
     ]
-    with await scene.ours.side.thread.call(datagrams) as link:
+    with await vpc_pair.ours.side.thread.call(datagrams) as link:
         link.connect((str(addresses.GATEWAY), 53))
         for packet in packets:
             with contextlib.suppress(OSError):
                 link.send(packet)
-    assert await ask(scene.ours, "db.internal") == ("NOERROR", [str(DB)])
-    assert await ask(scene.ours, "example.com") == ("NOERROR", [str(PUBLIC)])
+    assert await ask(vpc_pair.ours, "db.internal") == ("NOERROR", [str(DB)])
+    assert await ask(vpc_pair.ours, "example.com") == ("NOERROR", [str(PUBLIC)])
 
 
-async def test_the_port_of_private_names_is_closed_to_vms(scene: Scene) -> None:
+async def test_the_port_of_private_names_is_closed_to_vms(vpc_pair: VpcPair) -> None:
     """Queries there would not be counted. They are let through at port 53 only."""
     query = dns.message.make_query("db.internal", "A").to_wire()
-    assert await ask(scene.ours, "db.internal") == ("NOERROR", [str(DB)])
-    for source in (scene.ours, scene.outside):
+    assert await ask(vpc_pair.ours, "db.internal") == ("NOERROR", [str(DB)])
+    for source in (vpc_pair.ours, vpc_pair.outside):
         with pytest.raises((TimeoutError, OSError)):
             async with asyncio.timeout(1):
                 await exchange(source, query, PRIVATE_NAMES_PORT)

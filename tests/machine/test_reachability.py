@@ -70,7 +70,7 @@ IPV6_TARGETS = {
 
 
 @dataclass
-class Scene:
+class WiredNetwork:
     seen: Seen
     network: Network
     wires: dict[str, Wire]
@@ -119,7 +119,7 @@ FLUSHES = {
 
 
 @pytest_asyncio.fixture
-async def scene(root: None, tmp_path: Path) -> AsyncIterator[Scene]:
+async def wired(root: None, tmp_path: Path) -> AsyncIterator[WiredNetwork]:
     settings = Settings(data=tmp_path, cache=tmp_path)
     network = await Network.open(settings)
     try:
@@ -133,7 +133,7 @@ async def scene(root: None, tmp_path: Path) -> AsyncIterator[Scene]:
 
 async def _set_up(
     network: Network, settings: Settings, stack: contextlib.AsyncExitStack, folder: Path
-) -> Scene:
+) -> WiredNetwork:
     seen = Seen()
     wires: dict[str, Wire] = {}
     sources: dict[str, IPv4Address] = {"server": addresses.GATEWAY}
@@ -177,7 +177,7 @@ async def _set_up(
         "link": found.link[2],
         "network-of-the-host": computers[0].host,
     }
-    return Scene(seen, network, wires, sources, targets)
+    return WiredNetwork(seen, network, wires, sources, targets)
 
 
 async def _join(
@@ -203,8 +203,8 @@ def expected_of(source: str, target: str, protocol: str) -> set[str]:
     return {found} if found is not None and protocol in PROTOCOLS else set()
 
 
-async def test_who_reaches_whom_by_which_protocol(scene: Scene) -> None:
-    seen = scene.seen
+async def test_who_reaches_whom_by_which_protocol(wired: WiredNetwork) -> None:
+    seen = wired.seen
     table: dict[str, set[str]] = {}
 
     def cell(source: str, target: str, protocol: str) -> str:
@@ -213,36 +213,36 @@ async def test_who_reaches_whom_by_which_protocol(scene: Scene) -> None:
         return label
 
     async def probe(source: str) -> None:
-        await scene.flush(source, *FLUSHES[source])
-        for name, target in scene.targets.items():
+        await wired.flush(source, *FLUSHES[source])
+        for name, target in wired.targets.items():
             # Packets of the server to other addresses would leave this host.
-            if scene.sources[source] == target or (source == "server" and not name.startswith("outer-")):
+            if wired.sources[source] == target or (source == "server" and not name.startswith("outer-")):
                 continue
             for protocol in PROTOCOLS:
-                await scene.send_ipv4(source, protocol, target, cell(source, name, protocol))
+                await wired.send_ipv4(source, protocol, target, cell(source, name, protocol))
             if source in VMS:
                 label = cell(source, name, "arp")
-                packet = probes.arp(scene.sources[source], target, addresses.DATA_MAC, marked(label))
-                await scene.send(source, probes.ARP, packet, "ff:ff:ff:ff:ff:ff")
-            await scene.flush(source, *FLUSHES[source])
+                packet = probes.arp(wired.sources[source], target, addresses.DATA_MAC, marked(label))
+                await wired.send(source, probes.ARP, packet, "ff:ff:ff:ff:ff:ff")
+            await wired.flush(source, *FLUSHES[source])
         if source == "server":
             return
         for name, (text, mac) in IPV4_GROUPS.items():
             for protocol in ("udp", "icmp"):
                 for link_target in (mac, None):
                     label = cell(source, name, protocol)
-                    await scene.send_ipv4(source, protocol, IPv4Address(text), label, link_target)
+                    await wired.send_ipv4(source, protocol, IPv4Address(text), label, link_target)
         for name, (text, mac) in IPV6_TARGETS.items():
             packet = probes.ipv6(IPv6Address(text), marked(cell(source, name, "udp6")))
-            await scene.send(source, probes.IPV6, packet, None if source == "host" else mac)
-        await scene.flush(source, *FLUSHES[source])
+            await wired.send(source, probes.IPV6, packet, None if source == "host" else mac)
+        await wired.flush(source, *FLUSHES[source])
 
     # The server last: GRE has no ports, so that what is sent to it later would count as an answer.
-    for source in sorted(scene.sources, key="server".__eq__):
+    for source in sorted(wired.sources, key="server".__eq__):
         await probe(source)
     # Frames that arrive are behind those that should not have.
     for source, target in REACHES:
-        await scene.flush(source, target)
+        await wired.flush(source, target)
     assert not {label for label in table if not label.startswith("server ")} - seen.left, "all were sent"
     found = {label: seen.arrived.get(label, set()) for label in table}
     wrong = [

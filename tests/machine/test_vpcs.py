@@ -39,7 +39,7 @@ A1, A2, B1, OUTSIDE = vm_slot(11, OURS, 1), vm_slot(12, OURS, 2), vm_slot(21, TH
 
 
 @dataclass
-class Scene:
+class VpcPair:
     network: Network
     guests: dict[str, Guest] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
@@ -57,16 +57,16 @@ async def own_settings(root: None, tmp_path: Path) -> AsyncIterator[Settings]:
 
 
 @pytest_asyncio.fixture
-async def scene(own_settings: Settings) -> AsyncIterator[Scene]:
+async def vpc_pair(own_settings: Settings) -> AsyncIterator[VpcPair]:
     """Two VMs in our VPC, one in another VPC with the same range and address, and one in none."""
     network = await Network.open(own_settings)
-    scene = Scene(network)
+    vpc_pair = VpcPair(network)
     try:
-        await network.vpcs.open([OURS, THEIRS], [], scene.wanted.append)
+        await network.vpcs.open([OURS, THEIRS], [], vpc_pair.wanted.append)
         async with contextlib.AsyncExitStack() as stack:
             for name, each in {"a1": A1, "a2": A2, "b1": B1, "outside": OUTSIDE}.items():
-                scene.guests[name] = await stack.enter_async_context(guest(network, each))
-            yield scene
+                vpc_pair.guests[name] = await stack.enter_async_context(guest(network, each))
+            yield vpc_pair
     finally:
         await network.close()
 
@@ -94,48 +94,48 @@ async def datagram_socket(side: Side, port: int = 0) -> socket.socket:
     return await side.thread.call(make)
 
 
-async def test_the_same_address_in_two_vpcs_leads_to_two_vms(scene: Scene) -> None:
-    assert scene["a1"].address == scene["b1"].address
+async def test_the_same_address_in_two_vpcs_leads_to_two_vms(vpc_pair: VpcPair) -> None:
+    assert vpc_pair["a1"].address == vpc_pair["b1"].address
     for name in ("a1", "b1"):
-        async with listening(scene[name].side):
-            link = await dialed(scene.network, scene[name].vm_slot.number)
+        async with listening(vpc_pair[name].side):
+            link = await dialed(vpc_pair.network, vpc_pair[name].vm_slot.number)
             with link:
                 assert await echoed(link, name.encode()) == name.encode()
         with pytest.raises(OSError):
-            (await dialed(scene.network, scene[name].vm_slot.number)).close()
+            (await dialed(vpc_pair.network, vpc_pair[name].vm_slot.number)).close()
 
 
-async def test_an_address_without_a_vm_is_unreachable_at_once(scene: Scene) -> None:
+async def test_an_address_without_a_vm_is_unreachable_at_once(vpc_pair: VpcPair) -> None:
     with pytest.raises(OSError) as refused:
-        await scene["a1"].side.connect(str(CIDR[77]), PORT)
+        await vpc_pair["a1"].side.connect(str(CIDR[77]), PORT)
     assert refused.value.errno in UNREACHABLE
 
 
-async def test_the_gateway_and_nothing_else_of_the_host(scene: Scene) -> None:
-    sides = [scene[name].side for name in ("a1", "outside")]
+async def test_the_gateway_and_nothing_else_of_the_host(vpc_pair: VpcPair) -> None:
+    sides = [vpc_pair[name].side for name in ("a1", "outside")]
     assert all(await asyncio.gather(*(pings(side, str(addresses.GATEWAY), wait=CERTAIN) for side in sides)))
     found = await asyncio.gather(
         *(side.reaches(str(addresses.GATEWAY), 22) for side in sides),
         *(pings(side, str(addresses.VPC_ROUTER)) for side in sides),
     )
     assert not any(found)
-    links = await scene.network._thread.call(lambda: socket.if_nameindex())
+    links = await vpc_pair.network._thread.call(lambda: socket.if_nameindex())
     assert {"sdv1", "sdv2", "sd30"} <= {name for _, name in links} and "sd11" not in dict(links).values()
 
 
-async def test_a_vm_cannot_send_with_another_address(scene: Scene) -> None:
-    a1, a2 = scene["a1"].side, scene["a2"].side
+async def test_a_vm_cannot_send_with_another_address(vpc_pair: VpcPair) -> None:
+    a1, a2 = vpc_pair["a1"].side, vpc_pair["a2"].side
     async with listening(a2):
-        assert await a1.reaches(scene["a2"].address, PORT, wait=CERTAIN)
+        assert await a1.reaches(vpc_pair["a2"].address, PORT, wait=CERTAIN)
         for stolen in (str(CIDR[9]), "1.2.3.4", str(addresses.machine_address(12))):
             a1.ip("addr", "add", f"{stolen}/32", "dev", "lo")
             receiver = await datagram_socket(a2, PORT)
             sender = await a1.thread.call(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
             with receiver, sender:
                 sender.bind((stolen, 0))
-                sender.sendto(b"spoofed", (scene["a2"].address, PORT))
+                sender.sendto(b"spoofed", (vpc_pair["a2"].address, PORT))
                 sender.close()
-                assert await datagram_arrives_at(receiver, a1, scene["a2"].address) == [b"honest"]
+                assert await datagram_arrives_at(receiver, a1, vpc_pair["a2"].address) == [b"honest"]
 
 
 async def datagram_arrives_at(receiver: socket.socket, source: Side, address: str) -> list[bytes]:
@@ -149,7 +149,7 @@ async def datagram_arrives_at(receiver: socket.socket, source: Side, address: st
     return found
 
 
-async def test_a_large_transfer_passes_in_both_directions(scene: Scene) -> None:
+async def test_a_large_transfer_passes_in_both_directions(vpc_pair: VpcPair) -> None:
     """1 MB each way, over the VPC and from the host: nothing stalls on the packet size."""
 
     async def send_and_count(link: socket.socket) -> int:
@@ -160,68 +160,70 @@ async def test_a_large_transfer_passes_in_both_directions(scene: Scene) -> None:
         writer.close()
         return len(data)
 
-    async with listening(scene["a2"].side), asyncio.timeout(CERTAIN):
-        assert await send_and_count(await scene["a1"].side.connect(scene["a2"].address, PORT)) == 1_000_000
-        assert await send_and_count(await dialed(scene.network, 12)) == 1_000_000
+    async with listening(vpc_pair["a2"].side), asyncio.timeout(CERTAIN):
+        assert (
+            await send_and_count(await vpc_pair["a1"].side.connect(vpc_pair["a2"].address, PORT)) == 1_000_000
+        )
+        assert await send_and_count(await dialed(vpc_pair.network, 12)) == 1_000_000
 
 
-async def test_traffic_in_a_vpc_is_counted(scene: Scene) -> None:
-    before = await scene.network.traffic()
-    assert await pings(scene["a1"].side, scene["a2"].address, wait=CERTAIN)
-    after = await scene.network.traffic()
+async def test_traffic_in_a_vpc_is_counted(vpc_pair: VpcPair) -> None:
+    before = await vpc_pair.network.traffic()
+    assert await pings(vpc_pair["a1"].side, vpc_pair["a2"].address, wait=CERTAIN)
+    after = await vpc_pair.network.traffic()
     for slot in (11, 12):
         assert after[slot] - before.get(slot, 0) >= 2 * 28
     assert after.get(21, 0) == before.get(21, 0)
 
 
 async def test_counters_of_many_vpcs_are_read_without_processes(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    vpc_pair: VpcPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*command: str, **options: object) -> None:
         raise AssertionError(command)
 
     many = [PrivateNetwork(f"vpc-{number}", number, CIDR) for number in (5, 6, 8)]
     for number, network in enumerate(many):
-        await scene.network.vpcs.add(network)
-        async with guest(scene.network, vm_slot(70 + number, network, 1)) as made:
+        await vpc_pair.network.vpcs.add(network)
+        async with guest(vpc_pair.network, vm_slot(70 + number, network, 1)) as made:
             assert await pings(made.side, str(addresses.GATEWAY), wait=CERTAIN)
     monkeypatch.setattr("asyncio.create_subprocess_exec", refuse)
-    assert {70, 71, 72} <= (await scene.network.traffic()).keys()
+    assert {70, 71, 72} <= (await vpc_pair.network.traffic()).keys()
     # A VPC that is removed while the others are read is left out.
-    reading = asyncio.create_task(scene.network.traffic())
+    reading = asyncio.create_task(vpc_pair.network.traffic())
     await asyncio.sleep(0)
     monkeypatch.undo()
     for number, network in enumerate(many):
-        await scene.network.vpcs.forget(vm_slot(70 + number, network, 1))
-        await scene.network.vpcs.remove(network)
+        await vpc_pair.network.vpcs.forget(vm_slot(70 + number, network, 1))
+        await vpc_pair.network.vpcs.remove(network)
     await reading
-    assert not {70, 71, 72} & (await scene.network.traffic()).keys()
+    assert not {70, 71, 72} & (await vpc_pair.network.traffic()).keys()
 
 
-async def test_a_vm_of_the_pool_moves_into_a_vpc(scene: Scene) -> None:
+async def test_a_vm_of_the_pool_moves_into_a_vpc(vpc_pair: VpcPair) -> None:
     plain = vm_slot(40)
-    taps = await scene.network.attach(plain)
+    taps = await vpc_pair.network.attach(plain)
     try:
         joined = vm_slot(40, OURS, 40)
-        await scene.network.vpcs.move(joined)
+        await vpc_pair.network.vpcs.move(joined)
         async with plugged(taps.data, joined) as moved, listening(moved.side):
-            assert await scene["a1"].side.reaches(moved.address, PORT, wait=CERTAIN)
-            (await dialed(scene.network, 40)).close()
+            assert await vpc_pair["a1"].side.reaches(moved.address, PORT, wait=CERTAIN)
+            (await dialed(vpc_pair.network, 40)).close()
             assert await pings(moved.side, str(addresses.GATEWAY), wait=CERTAIN)
     finally:
         taps.close()
 
 
-async def test_a_packet_to_a_vm_that_does_not_run_wakes_it_and_is_delivered(scene: Scene) -> None:
+async def test_a_packet_to_a_vm_that_does_not_run_wakes_it_and_is_delivered(vpc_pair: VpcPair) -> None:
     sleeper = vm_slot(50, OURS, 50)
-    async with guest(scene.network, sleeper) as running:
-        assert await pings(scene["a1"].side, running.address, wait=CERTAIN)
-    assert scene.wanted == []
-    with await datagram_socket(scene["a1"].side) as sender:
+    async with guest(vpc_pair.network, sleeper) as running:
+        assert await pings(vpc_pair["a1"].side, running.address, wait=CERTAIN)
+    assert vpc_pair.wanted == []
+    with await datagram_socket(vpc_pair["a1"].side) as sender:
         sender.sendto(b"good morning", (str(CIDR[50]), PORT))
-        await until(lambda: scene.wanted, CERTAIN)
-        assert set(scene.wanted) == {"vm50"}
-        taps = await scene.network.attach(sleeper)
+        await until(lambda: vpc_pair.wanted, CERTAIN)
+        assert set(vpc_pair.wanted) == {"vm50"}
+        taps = await vpc_pair.network.attach(sleeper)
         try:
             # The packet is in the queue of the tap, where QEMU finds it, but behind the frame that it spoils.
             assert b"good morning" not in os.read(taps.data, 2000)
@@ -229,12 +231,12 @@ async def test_a_packet_to_a_vm_that_does_not_run_wakes_it_and_is_delivered(scen
         finally:
             taps.close()
     # Connections of the host do not wake it: they are made when it runs.
-    scene.wanted.clear()
+    vpc_pair.wanted.clear()
     with pytest.raises(OSError) as refused:
         async with asyncio.timeout(CERTAIN):
-            (await dialed(scene.network, 50)).close()
+            (await dialed(vpc_pair.network, 50)).close()
     assert refused.value.errno in UNREACHABLE
-    assert scene.wanted == []
+    assert vpc_pair.wanted == []
 
 
 def _holds(tap: int, text: bytes) -> bool:
@@ -249,38 +251,41 @@ def _read(tap: int, found: list[bytes]) -> list[bytes]:
     return found
 
 
-async def test_packets_to_vms_that_do_not_run_are_limited(scene: Scene) -> None:
-    async with guest(scene.network, vm_slot(51, OURS, 51)):
+async def test_packets_to_vms_that_do_not_run_are_limited(vpc_pair: VpcPair) -> None:
+    async with guest(vpc_pair.network, vm_slot(51, OURS, 51)):
         pass
-    with await datagram_socket(scene["a1"].side) as sender:
+    with await datagram_socket(vpc_pair["a1"].side) as sender:
         for _ in range(5000):
             with contextlib.suppress(BlockingIOError):
                 sender.sendto(b"flood", (str(CIDR[51]), PORT))
-        await until(lambda: scene.wanted, CERTAIN)
+        await until(lambda: vpc_pair.wanted, CERTAIN)
         await asyncio.sleep(0.2)
-    assert len(scene.wanted) < 500
+    assert len(vpc_pair.wanted) < 500
 
 
 async def test_packets_that_wait_for_vms_are_bounded_and_expire(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    vpc_pair: VpcPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vpcs, "_HELD_VMS_IN_ALL", 2)
     sleepers = [vm_slot(51, OURS, 51), vm_slot(52, OURS, 52), vm_slot(53, THEIRS, 53)]
     for each in sleepers:
-        async with guest(scene.network, each):
+        async with guest(vpc_pair.network, each):
             pass
-    with await datagram_socket(scene["a1"].side) as ours, await datagram_socket(scene["b1"].side) as theirs:
+    with (
+        await datagram_socket(vpc_pair["a1"].side) as ours,
+        await datagram_socket(vpc_pair["b1"].side) as theirs,
+    ):
         for _ in range(12):
             for each, sender in zip(sleepers, (ours, ours, theirs), strict=True):
-                scene.wanted.clear()
+                vpc_pair.wanted.clear()
                 sender.sendto(b"packet", (str(CIDR[each.number]), PORT))
-                await until(lambda: scene.wanted, CERTAIN)
-                assert scene.wanted == [each.machine], "it is woken also when the packet is dropped"
-        opened = scene.network.vpcs._open
+                await until(lambda: vpc_pair.wanted, CERTAIN)
+                assert vpc_pair.wanted == [each.machine], "it is woken also when the packet is dropped"
+        opened = vpc_pair.network.vpcs._open
         assert [len(each) for each in opened[OURS.id].held.values()] == [8, 8]
         assert not opened[THEIRS.id].held
         monkeypatch.setattr(vpcs, "_HELD_FOR", 0.0)
-        taps = await scene.network.attach(sleepers[0])
+        taps = await vpc_pair.network.attach(sleepers[0])
         try:
             ours.sendto(b"fresh", (str(CIDR[51]), PORT))
             found: list[bytes] = []
@@ -290,25 +295,25 @@ async def test_packets_that_wait_for_vms_are_bounded_and_expire(
             taps.close()
 
 
-async def test_a_deleted_vm_is_forgotten(scene: Scene) -> None:
+async def test_a_deleted_vm_is_forgotten(vpc_pair: VpcPair) -> None:
     gone = vm_slot(60, OURS, 60)
-    async with guest(scene.network, gone) as running, listening(running.side):
-        (await dialed(scene.network, 60)).close()
-    await scene.network.vpcs.forget(gone)
+    async with guest(vpc_pair.network, gone) as running, listening(running.side):
+        (await dialed(vpc_pair.network, 60)).close()
+    await vpc_pair.network.vpcs.forget(gone)
     with pytest.raises(OSError) as refused:
-        await scene["a1"].side.connect(str(CIDR[60]), PORT)
+        await vpc_pair["a1"].side.connect(str(CIDR[60]), PORT)
     assert refused.value.errno in UNREACHABLE
-    assert scene.wanted == []
+    assert vpc_pair.wanted == []
     with pytest.raises(OSError) as refused:
         async with asyncio.timeout(CERTAIN):
-            await dialed(scene.network, 60)
+            await dialed(vpc_pair.network, 60)
     assert refused.value.errno in UNREACHABLE
     # Its slot and its address go to other VMs.
-    async with guest(scene.network, vm_slot(60)) as plain, listening(plain.side):
-        (await dialed(scene.network, 60)).close()
-    async with guest(scene.network, vm_slot(61, OURS, 60)) as heir, listening(heir.side):
-        assert await scene["a1"].side.reaches(heir.address, PORT, wait=CERTAIN)
-        (await dialed(scene.network, 61)).close()
+    async with guest(vpc_pair.network, vm_slot(60)) as plain, listening(plain.side):
+        (await dialed(vpc_pair.network, 60)).close()
+    async with guest(vpc_pair.network, vm_slot(61, OURS, 60)) as heir, listening(heir.side):
+        assert await vpc_pair["a1"].side.reaches(heir.address, PORT, wait=CERTAIN)
+        (await dialed(vpc_pair.network, 61)).close()
 
 
 async def test_vms_stay_connected_while_the_server_restarts(own_settings: Settings) -> None:
@@ -339,14 +344,14 @@ async def test_vms_stay_connected_while_the_server_restarts(own_settings: Settin
             await network.close()
 
 
-async def test_a_removed_vpc_leaves_nothing(scene: Scene, own_settings: Settings) -> None:
+async def test_a_removed_vpc_leaves_nothing(vpc_pair: VpcPair, own_settings: Settings) -> None:
     other = PrivateNetwork("vpc-other", 7, CIDR)
-    await scene.network.vpcs.add(other)
+    await vpc_pair.network.vpcs.add(other)
     path = Path("/run/netns") / f"stead-{own_settings.instance}-7"
     assert path.exists()
-    await scene.network.vpcs.remove(other)
-    await scene.network.vpcs.remove(other)
+    await vpc_pair.network.vpcs.remove(other)
+    await vpc_pair.network.vpcs.remove(other)
     assert not path.exists()
-    assert "sdv7" not in dict(await scene.network._thread.call(socket.if_nameindex)).values()
+    assert "sdv7" not in dict(await vpc_pair.network._thread.call(socket.if_nameindex)).values()
     with pytest.raises(HostError, match="does not exist"):
-        await scene.network.attach(VmSlot("vm70", 70, Nic(other.id, IPv4Address("10.77.0.70"))))
+        await vpc_pair.network.attach(VmSlot("vm70", 70, Nic(other.id, IPv4Address("10.77.0.70"))))

@@ -34,7 +34,7 @@ PORT = 7000
 
 
 @dataclass
-class Scene:
+class VpcWithLaptop:
     network: Network
     vm: Guest
     outside: Guest
@@ -69,7 +69,7 @@ class Scene:
 
 
 @pytest_asyncio.fixture
-async def scene(root: None, tmp_path: Path) -> AsyncIterator[Scene]:
+async def vpc_laptop(root: None, tmp_path: Path) -> AsyncIterator[VpcWithLaptop]:
     settings = Settings(data=tmp_path, cache=tmp_path)
     network = await Network.open(settings)
     try:
@@ -85,32 +85,32 @@ async def scene(root: None, tmp_path: Path) -> AsyncIterator[Scene]:
             config = written(tmp_path, session)
             await network.vpcs.set_tunnel(tunnel)
             async with computer.joined(config):
-                yield Scene(network, vm, outside, computer, session, tunnel, config, settings, wanted)
+                yield VpcWithLaptop(network, vm, outside, computer, session, tunnel, config, settings, wanted)
     finally:
         await network.close()
         await host_network.remove(settings)
 
 
-async def test_a_laptop_reaches_the_vpc_and_nothing_else(scene: Scene) -> None:
-    await until(lambda: scene.reaches(CIDR[1]), 60)
-    assert await pings(scene.laptop, str(CIDR[1]), wait=CERTAIN)
+async def test_a_laptop_reaches_the_vpc_and_nothing_else(vpc_laptop: VpcWithLaptop) -> None:
+    await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
+    assert await pings(vpc_laptop.laptop, str(CIDR[1]), wait=CERTAIN)
     # And back: a VM reaches the laptop at its tunnel address.
-    async with echoing(await scene.laptop.listener("0.0.0.0", PORT)):
-        with await scene.vm.side.connect(str(scene.session.address), PORT) as link:
+    async with echoing(await vpc_laptop.laptop.listener("0.0.0.0", PORT)):
+        with await vpc_laptop.vm.side.connect(str(vpc_laptop.session.address), PORT) as link:
             assert await echoed(link, b"hello") == b"hello"
-        assert not await scene.outside.side.reaches(str(scene.session.address), PORT)
+        assert not await vpc_laptop.outside.side.reaches(str(vpc_laptop.session.address), PORT)
     # Only what AllowedIPs names goes into the tunnel; make it all, as a hostile client would.
-    name = scene.config.stem
+    name = vpc_laptop.config.stem
     for target in (
         addresses.GATEWAY,
         addresses.machine_address(11),
         addresses.machine_address(12),
         "1.1.1.1",
     ):
-        scene.laptop.ip("route", "add", f"{target}/32", "dev", name)
-    wide = scene.session.config.replace(f"AllowedIPs = {CIDR}", "AllowedIPs = 0.0.0.0/0")
-    await scene.configure(wide)
-    assert await scene.reaches(CIDR[1], wait=CERTAIN)
+        vpc_laptop.laptop.ip("route", "add", f"{target}/32", "dev", name)
+    wide = vpc_laptop.session.config.replace(f"AllowedIPs = {CIDR}", "AllowedIPs = 0.0.0.0/0")
+    await vpc_laptop.configure(wide)
+    assert await vpc_laptop.reaches(CIDR[1], wait=CERTAIN)
     targets = (
         (addresses.GATEWAY, 443),
         (addresses.GATEWAY, 53),
@@ -118,13 +118,13 @@ async def test_a_laptop_reaches_the_vpc_and_nothing_else(scene: Scene) -> None:
         (addresses.machine_address(12), PORT),
         (addresses.TUNNEL_SERVER, 22),
     )
-    found = await asyncio.gather(*(scene.reaches(*target) for target in targets))
+    found = await asyncio.gather(*(vpc_laptop.reaches(*target) for target in targets))
     assert not [target for target, reached in zip(targets, found, strict=True) if reached]
 
 
-async def test_a_large_transfer_does_not_stall(scene: Scene) -> None:
-    await until(lambda: scene.reaches(CIDR[1]), 60)
-    reader, writer = await asyncio.open_connection(sock=await scene.laptop.connect(str(CIDR[1]), PORT))
+async def test_a_large_transfer_does_not_stall(vpc_laptop: VpcWithLaptop) -> None:
+    await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
+    reader, writer = await asyncio.open_connection(sock=await vpc_laptop.laptop.connect(str(CIDR[1]), PORT))
     async with asyncio.timeout(60):
         writer.write(b"x" * 1_000_000)
         writer.write_eof()
@@ -132,22 +132,26 @@ async def test_a_large_transfer_does_not_stall(scene: Scene) -> None:
     writer.close()
 
 
-async def test_a_closed_session_ends_at_once(scene: Scene) -> None:
-    await until(lambda: scene.reaches(CIDR[1]), 60)
+async def test_a_closed_session_ends_at_once(vpc_laptop: VpcWithLaptop) -> None:
+    await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
     other = Peer(_new_keys()[1], IPv4Address("100.96.0.3"))
-    await scene.network.vpcs.set_tunnel(replace(scene.tunnel, peers=(other,)))
-    assert not await scene.reaches(CIDR[1])
-    await scene.network.vpcs.set_tunnel(replace(scene.tunnel, peers=(*scene.tunnel.peers, other)))
-    await scene.connect_again()
-    await until(lambda: scene.reaches(CIDR[1]), 60)
-    await scene.network.vpcs.set_tunnel(replace(scene.tunnel, peers=()))
-    assert not await scene.reaches(CIDR[1])
+    await vpc_laptop.network.vpcs.set_tunnel(replace(vpc_laptop.tunnel, peers=(other,)))
+    assert not await vpc_laptop.reaches(CIDR[1])
+    await vpc_laptop.network.vpcs.set_tunnel(
+        replace(vpc_laptop.tunnel, peers=(*vpc_laptop.tunnel.peers, other))
+    )
+    await vpc_laptop.connect_again()
+    await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
+    await vpc_laptop.network.vpcs.set_tunnel(replace(vpc_laptop.tunnel, peers=()))
+    assert not await vpc_laptop.reaches(CIDR[1])
 
 
-async def test_hundreds_of_sessions_share_a_tunnel(scene: Scene) -> None:
+async def test_hundreds_of_sessions_share_a_tunnel(vpc_laptop: VpcWithLaptop) -> None:
     others = tuple(Peer(_new_keys()[1], addresses.TUNNELS[number]) for number in range(3, 403))
-    await scene.network.vpcs.set_tunnel(replace(scene.tunnel, peers=(*others, *scene.tunnel.peers)))
-    await until(lambda: scene.reaches(CIDR[1]), 60)
+    await vpc_laptop.network.vpcs.set_tunnel(
+        replace(vpc_laptop.tunnel, peers=(*others, *vpc_laptop.tunnel.peers))
+    )
+    await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
 
 
 @dataclass
@@ -178,89 +182,89 @@ class Transfer:
         writer.close()
 
 
-async def kill_during_transfer(scene: Scene, after: Callable[[], Awaitable[None]]) -> float:
+async def kill_during_transfer(vpc_laptop: VpcWithLaptop, after: Callable[[], Awaitable[None]]) -> float:
     """Kill wireguard-go, do something, and let the transfer end; returns the seconds that nothing arrived."""
-    process = scene.network.vpcs.wireguard._devices[1].process
+    process = vpc_laptop.network.vpcs.wireguard._devices[1].process
     if process is None:
         pytest.skip("this host has WireGuard in its kernel")
-    transfer = Transfer(await scene.laptop.connect(str(CIDR[1]), PORT))
+    transfer = Transfer(await vpc_laptop.laptop.connect(str(CIDR[1]), PORT))
     running = asyncio.create_task(transfer.run())
     await until(lambda: transfer.returned > 20_000, 60)
     pid = process.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     killed = time.monotonic()
-    await until(lambda: process.serving and process.pid != pid and _is_bound(scene.session.port), 60)
+    await until(lambda: process.serving and process.pid != pid and _is_bound(vpc_laptop.session.port), 60)
     await after()
     # The same connection: TCP sends again until the tunnel is back.
     sent = transfer.sent
     await until(lambda: transfer.returned > sent, 120)
     seconds = time.monotonic() - killed
-    assert await scene.reaches(CIDR[1], wait=CERTAIN)
+    assert await vpc_laptop.reaches(CIDR[1], wait=CERTAIN)
     transfer.ending = True
     await asyncio.wait_for(running, 60)
     assert transfer.returned == transfer.sent
-    sockets = list(Path("/var/run/wireguard").glob(f"{scene.interface}*"))
-    links = ip("-n", f"stead-{scene.settings.instance}-1", "-brief", "link")
-    assert len(sockets) == links.count(f"{scene.interface} ") == 1
-    assert scene.interface not in ip("-brief", "link"), "the device is in the VPC only"
+    sockets = list(Path("/var/run/wireguard").glob(f"{vpc_laptop.interface}*"))
+    links = ip("-n", f"stead-{vpc_laptop.settings.instance}-1", "-brief", "link")
+    assert len(sockets) == links.count(f"{vpc_laptop.interface} ") == 1
+    assert vpc_laptop.interface not in ip("-brief", "link"), "the device is in the VPC only"
     return seconds
 
 
-async def test_a_transfer_survives_a_kill_of_the_tunnel(scene: Scene) -> None:
-    await until(lambda: scene.reaches(CIDR[1]), 60)
-    await kill_during_transfer(scene, scene.connect_again)
+async def test_a_transfer_survives_a_kill_of_the_tunnel(vpc_laptop: VpcWithLaptop) -> None:
+    await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
+    await kill_during_transfer(vpc_laptop, vpc_laptop.connect_again)
 
 
 @pytest.mark.slow
-async def test_a_client_connects_by_itself_after_a_kill_of_the_tunnel(scene: Scene) -> None:
-    await until(lambda: scene.reaches(CIDR[1]), 60)
+async def test_a_client_connects_by_itself_after_a_kill_of_the_tunnel(vpc_laptop: VpcWithLaptop) -> None:
+    await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
 
     async def wait_only() -> None:
         pass
 
-    seconds = await kill_during_transfer(scene, wait_only)
+    seconds = await kill_during_transfer(vpc_laptop, wait_only)
     print(f"the transfer went on {seconds:.1f} s after the kill")
 
 
-async def test_a_deleted_vpc_leaves_no_tunnel(scene: Scene) -> None:
-    await until(lambda: scene.reaches(CIDR[1]), 60)
-    device = scene.network.vpcs.wireguard._devices[1]
-    await scene.network.vpcs.remove(VPC)
+async def test_a_deleted_vpc_leaves_no_tunnel(vpc_laptop: VpcWithLaptop) -> None:
+    await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
+    device = vpc_laptop.network.vpcs.wireguard._devices[1]
+    await vpc_laptop.network.vpcs.remove(VPC)
     assert device.process is None or device.process.pid is None
-    assert not _is_bound(scene.session.port)
-    assert not list(Path("/var/run/wireguard").glob(f"{scene.interface}*"))
+    assert not _is_bound(vpc_laptop.session.port)
+    assert not list(Path("/var/run/wireguard").glob(f"{vpc_laptop.interface}*"))
     with pytest.raises(HostError, match="does not exist"):
-        await scene.network.vpcs.set_tunnel(scene.tunnel)
-    assert not scene.network.vpcs.wireguard._devices
-    assert not namespace_of(f"stead-{scene.settings.instance}-1").exists()
+        await vpc_laptop.network.vpcs.set_tunnel(vpc_laptop.tunnel)
+    assert not vpc_laptop.network.vpcs.wireguard._devices
+    assert not namespace_of(f"stead-{vpc_laptop.settings.instance}-1").exists()
 
 
-async def test_nothing_is_left_after_the_server_and_its_uninstallation(scene: Scene) -> None:
-    await until(lambda: scene.reaches(CIDR[1]), 60)
-    await scene.network.vpcs.wireguard.close()
-    assert not _is_bound(scene.session.port)
-    assert scene.interface not in ip("-n", f"stead-{scene.settings.instance}-1", "link")
+async def test_nothing_is_left_after_the_server_and_its_uninstallation(vpc_laptop: VpcWithLaptop) -> None:
+    await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
+    await vpc_laptop.network.vpcs.wireguard.close()
+    assert not _is_bound(vpc_laptop.session.port)
+    assert vpc_laptop.interface not in ip("-n", f"stead-{vpc_laptop.settings.instance}-1", "link")
     # As a killed wireguard-go leaves it.
-    (Path("/var/run/wireguard") / f"{scene.interface}.sock").touch()
-    await host_network.remove(scene.settings)
-    assert not list(Path("/var/run/wireguard").glob(f"{scene.interface}*"))
+    (Path("/var/run/wireguard") / f"{vpc_laptop.interface}.sock").touch()
+    await host_network.remove(vpc_laptop.settings)
+    assert not list(Path("/var/run/wireguard").glob(f"{vpc_laptop.interface}*"))
 
 
-async def test_a_port_in_use_is_named(scene: Scene) -> None:
-    await scene.network.vpcs.set_tunnel(replace(scene.tunnel, peers=()))
+async def test_a_port_in_use_is_named(vpc_laptop: VpcWithLaptop) -> None:
+    await vpc_laptop.network.vpcs.set_tunnel(replace(vpc_laptop.tunnel, peers=()))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind(("0.0.0.0", scene.tunnel.port))
-        with pytest.raises(HostError, match=f"UDP port {scene.tunnel.port}.* is in use"):
-            await scene.network.vpcs.set_tunnel(scene.tunnel)
-    await scene.network.vpcs.set_tunnel(scene.tunnel)
-    assert _is_bound(scene.tunnel.port)
+        other.bind(("0.0.0.0", vpc_laptop.tunnel.port))
+        with pytest.raises(HostError, match=f"UDP port {vpc_laptop.tunnel.port}.* is in use"):
+            await vpc_laptop.network.vpcs.set_tunnel(vpc_laptop.tunnel)
+    await vpc_laptop.network.vpcs.set_tunnel(vpc_laptop.tunnel)
+    assert _is_bound(vpc_laptop.tunnel.port)
 
 
-async def test_a_packet_of_a_client_asks_for_a_vm_that_does_not_run(scene: Scene) -> None:
-    await until(lambda: scene.reaches(CIDR[1]), 60)
+async def test_a_packet_of_a_client_asks_for_a_vm_that_does_not_run(vpc_laptop: VpcWithLaptop) -> None:
+    await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
     asleep = VmSlot("vm3", 13, Nic(VPC.id, CIDR[3]))
-    async with guest(scene.network, asleep):
-        assert scene.wanted == []
-    assert not await scene.reaches(CIDR[3])
-    assert "vm3" in scene.wanted
+    async with guest(vpc_laptop.network, asleep):
+        assert vpc_laptop.wanted == []
+    assert not await vpc_laptop.reaches(CIDR[3])
+    assert "vm3" in vpc_laptop.wanted

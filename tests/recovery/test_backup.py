@@ -10,8 +10,8 @@ from stead.host.image import BaseImage
 from stead.settings import Settings
 from support.documents import Session, commands, run_by
 from support.installations import leftovers, other_settings
+from support.run_cli import PROGRAM
 from support.serve_process import environment
-from support.typed import PROGRAM
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

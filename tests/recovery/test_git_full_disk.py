@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from support.git_client import GitClient
-from support.git_hosting import Site, served
+from support.git_hosting import RepoServer, served
 from support.git_objects import Objects
 from support.git_server import GitServer, Page
 from support.git_server import serving as serving_git
@@ -32,7 +32,7 @@ class Hosting:
     """A server on its own small disk, with a repository, and a user elsewhere."""
 
     disk: Path
-    site: Site
+    repo_server: RepoServer
     http: httpx2.AsyncClient
     objects: Objects
     source: GitServer
@@ -44,7 +44,7 @@ class Hosting:
         return self.objects.git
 
     def remote(self) -> str:
-        return self.site.url.replace("://", f"://x:{self.site.key}@") + f"/{self.repo}"
+        return self.repo_server.url.replace("://", f"://x:{self.repo_server.key}@") + f"/{self.repo}"
 
     async def push(self, sha: str, branch: str) -> "Said":
         ran = await self.git.run("push", self.remote(), f"{sha}:refs/heads/{branch}", cwd=self.objects.folder)
@@ -59,8 +59,8 @@ class Hosting:
 
     async def settled(self) -> None:
         """Wait for measurements and maintenance."""
-        await self.site.stage.repos.quotas.flush()
-        await self.site.stage.repos.housekeeping.join()
+        await self.repo_server.hosting.repos.quotas.flush()
+        await self.repo_server.hosting.repos.housekeeping.join()
 
     def files(self) -> dict[str, int]:
         return {str(path): path.stat().st_size for path in self.disk.glob("repos/**/*") if path.is_file()}
@@ -95,11 +95,11 @@ async def hosting(root: None, tmp_path_factory: pytest.TempPathFactory) -> Async
         )
         source.pages["/archive.tar"] = Page(_archive(os.urandom(LARGE)))
         async with (
-            served(disk, [IPv4Network("127.0.0.1/32")]) as site,
-            client_of(site.url, site.key) as http,
+            served(disk, [IPv4Network("127.0.0.1/32")]) as repo_server,
+            client_of(repo_server.url, repo_server.key) as http,
         ):
             repo = (await http.post("/git/v1/repo")).json()["repoId"]
-            made = Hosting(disk, site, http, objects, source, repo, tip)
+            made = Hosting(disk, repo_server, http, objects, source, repo, tip)
             assert (await made.push(tip, "main")).done
             yield made
 

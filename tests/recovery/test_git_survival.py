@@ -20,7 +20,7 @@ from stead.repos.committing import Change, commit
 from stead.repos.transfer import serving
 from stead.settings import Settings
 from support.git_client import GitClient
-from support.git_hosting import served, staged
+from support.git_hosting import open_hosting, served
 from support.git_objects import Objects
 from support.git_server import GitServer
 from support.git_server import serving as serving_git
@@ -393,8 +393,8 @@ async def test_kill_server_thirty_times(settings: Settings, machines: Machines, 
 
 async def test_cancelled_commit_leaves_no_lock(tmp_path: Path) -> None:
     """The caller was cancelled: git releases its locks and removes temporary files."""
-    async with staged(tmp_path) as stage:
-        repository = await stage.repository()
+    async with open_hosting(tmp_path) as hosting:
+        repository = await hosting.repository()
         for moment in range(60):
             content = str(moment).encode()
             committing = asyncio.create_task(commit(repository, [Change("file", content)], "change"))
@@ -412,21 +412,21 @@ async def test_received_push_completes_after_client_is_killed(
     """The push was received completely and refs were being updated: a kill would leave locks."""
     monkeypatch.setattr(serving, "_GRACE", 0.01)
     (tmp_path / "data").mkdir()
-    async with served(tmp_path / "data") as site, client_of(site.url, site.key) as http:
+    async with served(tmp_path / "data") as repo_server, client_of(repo_server.url, repo_server.key) as http:
         repo = (await http.post("/git/v1/repo")).json()["repoId"]
         objects = await Objects.make(GitClient(tmp_path), "objects")
         commit = objects.commit()
         names = [f"refs/heads/many/{number:04}" for number in range(600)]
-        login = f"http.extraHeader=Authorization: Bearer {site.key}"
+        login = f"http.extraHeader=Authorization: Bearer {repo_server.key}"
         pushing = await asyncio.create_subprocess_exec(
-            *("git", "-c", login, "push", "-q", f"{site.url}/{repo}"),
+            *("git", "-c", login, "push", "-q", f"{repo_server.url}/{repo}"),
             *(f"{commit}:{name}" for name in names),
             cwd=objects.folder,
             env=objects.git.environment(),
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
-        refs = site.stage.repos.repository(repo).path / "refs" / "heads" / "many"
+        refs = repo_server.hosting.repos.repository(repo).path / "refs" / "heads" / "many"
 
         await until(lambda: refs.exists() and any(refs.iterdir()), 60)
         os.killpg(pushing.pid, signal.SIGKILL)
@@ -441,9 +441,9 @@ async def test_received_push_completes_after_client_is_killed(
 
 
 async def test_errors_of_damaged_repository_have_no_host_paths(tmp_path: Path) -> None:
-    async with served(tmp_path) as site, client_of(site.url, site.key) as http:
+    async with served(tmp_path) as repo_server, client_of(repo_server.url, repo_server.key) as http:
         repo = (await http.post("/git/v1/repo")).json()["repoId"]
-        path = site.stage.repos.repository(repo).path
+        path = repo_server.hosting.repos.repository(repo).path
         (path / "objects").rename(tmp_path / "objects")
         answer = await http.get(f"/git/v1/repo/{repo}")
         (tmp_path / "objects").rename(path / "objects")

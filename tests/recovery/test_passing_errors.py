@@ -73,7 +73,7 @@ def no_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class Stage:
+class InstallationOnDisk:
     """An installation with one template, whose VMs are only rows and files."""
 
     def __init__(self, data: Path, machines: Machines, host: LocalHost, image: BaseImage) -> None:
@@ -114,7 +114,7 @@ class Stage:
 
 
 @pytest_asyncio.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def on_disk(tmp_path: Path) -> AsyncIterator[InstallationOnDisk]:
     settings = Settings(data=tmp_path, cache=tmp_path / "cache", default_size=SIZE, pool=0)
     image = BaseImage("image", settings.cache_folder / "images/image")
     image.folder.mkdir(parents=True)
@@ -123,9 +123,9 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     database = await open_database(tmp_path / "stead.db")
     host = LocalHost(settings, cast(Network, None))
     host._image, host._platform = image, PLATFORM
-    stage = Stage(tmp_path, Machines(settings, host, MachineStore(database)), host, image)
-    stage.make_template()
-    yield stage
+    on_disk = InstallationOnDisk(tmp_path, Machines(settings, host, MachineStore(database)), host, image)
+    on_disk.make_template()
+    yield on_disk
     host._spawner.close()
     await database.dispose()
 
@@ -136,80 +136,82 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 @passing
 @pytest.mark.parametrize("part", ["", "template.json", "memory", "disk.qcow2"])
 async def test_a_template_that_cannot_be_read_is_not_taken_for_a_missing_one(
-    stage: Stage, number: int, part: str
+    on_disk: InstallationOnDisk, number: int, part: str
 ) -> None:
-    host = stage.host
+    host = on_disk.host
 
     def load() -> LocalTemplate | None:
-        return host.templates.load(stage.template)
+        return host.templates.load(on_disk.template)
 
     def find() -> LocalTemplate | None:
-        inputs = TemplateInputs(stage.image, SIZE, PLATFORM, "certificate")
+        inputs = TemplateInputs(on_disk.image, SIZE, PLATFORM, "certificate")
         return templates.find(host.templates_folder, inputs)
 
     for call in (load, find):
         fails = pytest.raises(HostError, match=os.strerror(number))
-        with failing(stage.template_folder / part, number), fails:
+        with failing(on_disk.template_folder / part, number), fails:
             call()
         assert (found := call()) is not None
-        assert found.id == stage.template
-    (stage.template_folder / part if part else stage.image.disk).unlink()
+        assert found.id == on_disk.template
+    (on_disk.template_folder / part if part else on_disk.image.disk).unlink()
     assert (load(), find()) == (None, None)
 
 
-async def test_an_unreadable_image_is_not_taken_for_a_missing_one(stage: Stage) -> None:
-    for path in (stage.image.disk, stage.image.kernel):
+async def test_an_unreadable_image_is_not_taken_for_a_missing_one(on_disk: InstallationOnDisk) -> None:
+    for path in (on_disk.image.disk, on_disk.image.kernel):
         with failing(path, errno.EIO), pytest.raises(HostError, match="Input/output error"):
-            stage.host.templates.load(stage.template)
-    with failing(stage.image.disk, errno.EIO), pytest.raises(HostError, match="Input/output error"):
-        await stage.host.image()
-    assert stage.host.templates.load(stage.template) is not None
+            on_disk.host.templates.load(on_disk.template)
+    with failing(on_disk.image.disk, errno.EIO), pytest.raises(HostError, match="Input/output error"):
+        await on_disk.host.image()
+    assert on_disk.host.templates.load(on_disk.template) is not None
 
 
 # Disks
 
 
-async def unchanged(stage: Stage, record: Record) -> bool:
-    return await stage.record() == record
+async def unchanged(on_disk: InstallationOnDisk, record: Record) -> bool:
+    return await on_disk.record() == record
 
 
-async def test_without_descriptors_a_vm_is_not_lost(stage: Stage) -> None:
-    record = await stage.machine(Stopped(None, "stopped"))
+async def test_without_descriptors_a_vm_is_not_lost(on_disk: InstallationOnDisk) -> None:
+    record = await on_disk.machine(Stopped(None, "stopped"))
     with no_descriptor_left(), pytest.raises(HostError, match="Too many open files"):
-        await inside(stage.machines).disks.whole(record)
-    assert await unchanged(stage, record)
-    assert (await inside(stage.machines).disks.whole(record)).id == stage.template
+        await inside(on_disk.machines).disks.whole(record)
+    assert await unchanged(on_disk, record)
+    assert (await inside(on_disk.machines).disks.whole(record)).id == on_disk.template
 
 
 @passing
 @pytest.mark.parametrize("part", ["top", "layer"])
-async def test_an_unreadable_layer_does_not_make_a_vm_lost(stage: Stage, number: int, part: str) -> None:
-    record = await stage.machine(Stopped("top", "stopped"))
-    top = stage.host.disks.layer("one", "top")
+async def test_an_unreadable_layer_does_not_make_a_vm_lost(
+    on_disk: InstallationOnDisk, number: int, part: str
+) -> None:
+    record = await on_disk.machine(Stopped("top", "stopped"))
+    top = on_disk.host.disks.layer("one", "top")
     top.touch()
     if part == "layer":
-        record = await inside(stage.machines).disks.freeze(record, Stopped(None, "stopped"))
-    path = top if part == "top" else stage.data / "layers/top.qcow2"
+        record = await inside(on_disk.machines).disks.freeze(record, Stopped(None, "stopped"))
+    path = top if part == "top" else on_disk.data / "layers/top.qcow2"
     with failing(path, number), pytest.raises(HostError, match=os.strerror(number)) as raised:
-        await inside(stage.machines).disks.whole(record)
+        await inside(on_disk.machines).disks.whole(record)
     assert not isinstance(raised.value, LayerMissing)
-    assert await unchanged(stage, record)
-    assert (await inside(stage.machines).disks.whole(record)).id == stage.template
+    assert await unchanged(on_disk, record)
+    assert (await inside(on_disk.machines).disks.whole(record)).id == on_disk.template
     path.unlink()
     with pytest.raises(StartFailed, match="is lost"):
-        await inside(stage.machines).disks.whole(record)
-    assert isinstance((await stage.record()).state, Lost)
+        await inside(on_disk.machines).disks.whole(record)
+    assert isinstance((await on_disk.record()).state, Lost)
 
 
 @passing
 async def test_a_frozen_layer_that_cannot_be_adopted_now_does_not_make_a_vm_lost(
-    stage: Stage, number: int, monkeypatch: pytest.MonkeyPatch
+    on_disk: InstallationOnDisk, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash came between the record of the frozen layer and the move of its file."""
-    record = await stage.machine(Stopped("top", "stopped"))
-    frozen = stage.host.disks.layer("one", "top")
+    record = await on_disk.machine(Stopped("top", "stopped"))
+    frozen = on_disk.host.disks.layer("one", "top")
     frozen.touch()
-    record = await inside(stage.machines).journal.freeze(record, Stopped(None, "stopped"))
+    record = await inside(on_disk.machines).journal.freeze(record, Stopped(None, "stopped"))
     with monkeypatch.context() as patch:
         opened = os.open
 
@@ -220,10 +222,10 @@ async def test_a_frozen_layer_that_cannot_be_adopted_now_does_not_make_a_vm_lost
 
         patch.setattr(os, "open", refused)
         with pytest.raises(HostError, match="cannot adopt the disk layer"):
-            await inside(stage.machines).disks.whole(record)
-    assert await unchanged(stage, record)
-    assert (await inside(stage.machines).disks.whole(record)).id == stage.template
-    assert (stage.data / "layers/top.qcow2").exists()
+            await inside(on_disk.machines).disks.whole(record)
+    assert await unchanged(on_disk, record)
+    assert (await inside(on_disk.machines).disks.whole(record)).id == on_disk.template
+    assert (on_disk.data / "layers/top.qcow2").exists()
 
 
 # Saved memory
@@ -231,29 +233,34 @@ async def test_a_frozen_layer_that_cannot_be_adopted_now_does_not_make_a_vm_lost
 
 @passing
 @pytest.mark.parametrize("part", ["checkpoint.json", "devices", "pages", "memory"])
-async def test_memory_that_cannot_be_read_now_is_kept(stage: Stage, number: int, part: str) -> None:
-    folder = stage.save_memory()
+async def test_memory_that_cannot_be_read_now_is_kept(
+    on_disk: InstallationOnDisk, number: int, part: str
+) -> None:
+    folder = on_disk.save_memory()
     suspended = Suspended("saved", "suspended")
-    record = await stage.machine(suspended)
+    record = await on_disk.machine(suspended)
     with failing(folder / part, number), pytest.raises(HostError, match=os.strerror(number)):
-        await inside(stage.machines).wake.wake(record, suspended, "requested")
-    assert await unchanged(stage, record)
-    state = await stage.host.checkpoints.read("saved", SIZE)
+        await inside(on_disk.machines).wake.wake(record, suspended, "requested")
+    assert await unchanged(on_disk, record)
+    state = await on_disk.host.checkpoints.read("saved", SIZE)
     state.memory.verify()
     state.close()
     (folder / part).unlink()
     with pytest.raises(CheckpointUnusable, match="No such file"):
-        await stage.host.checkpoints.read("saved", SIZE)
+        await on_disk.host.checkpoints.read("saved", SIZE)
 
 
-async def test_memory_whose_template_cannot_be_read_now_is_kept(stage: Stage) -> None:
-    stage.save_memory()
+async def test_memory_whose_template_cannot_be_read_now_is_kept(on_disk: InstallationOnDisk) -> None:
+    on_disk.save_memory()
     suspended = Suspended("saved", "suspended")
-    record = await stage.machine(suspended)
-    with failing(stage.template_folder, errno.EMFILE), pytest.raises(HostError, match="Too many open files"):
-        await inside(stage.machines).wake.wake(record, suspended, "use")
-    assert (await stage.record()).state == suspended
-    (await stage.host.checkpoints.read("saved", SIZE)).close()
+    record = await on_disk.machine(suspended)
+    with (
+        failing(on_disk.template_folder, errno.EMFILE),
+        pytest.raises(HostError, match="Too many open files"),
+    ):
+        await inside(on_disk.machines).wake.wake(record, suspended, "use")
+    assert (await on_disk.record()).state == suspended
+    (await on_disk.host.checkpoints.read("saved", SIZE)).close()
 
 
 def test_memory_that_cannot_be_verified_now_is_usable_later(
@@ -277,35 +284,37 @@ def test_memory_that_cannot_be_verified_now_is_usable_later(
     "platform", [replace(PLATFORM, version=(8, 0, 0)), replace(PLATFORM, host_cpu="other")]
 )
 async def test_memory_of_another_platform_is_set_aside(
-    stage: Stage, platform: QemuPlatform, monkeypatch: pytest.MonkeyPatch
+    on_disk: InstallationOnDisk, platform: QemuPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The VM boots from its disk; its memory is not garbage: it fits the QEMU or CPU from before."""
-    content = {path.name: path.read_bytes() for path in stage.save_memory(platform=platform).iterdir()}
+    content = {path.name: path.read_bytes() for path in on_disk.save_memory(platform=platform).iterdir()}
     started: list[Record] = []
 
     async def boot(record: Record, why: str, note: str | None) -> Record:
         started.append(record)
         return record
 
-    monkeypatch.setattr(inside(stage.machines).wake.boot, "boot", boot)
+    monkeypatch.setattr(inside(on_disk.machines).wake.boot, "boot", boot)
     suspended = Suspended("saved", "suspended")
-    record = await stage.machine(suspended)
-    await inside(stage.machines).wake.wake(record, suspended, "requested")
-    await inside(stage.machines).layers.collect()
-    (kept,) = (stage.data / "quarantine").glob("*/checkpoints/saved")
+    record = await on_disk.machine(suspended)
+    await inside(on_disk.machines).wake.wake(record, suspended, "requested")
+    await inside(on_disk.machines).layers.collect()
+    (kept,) = (on_disk.data / "quarantine").glob("*/checkpoints/saved")
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == content
     assert [type(each.state) for each in started] == [Stopped]
-    assert not stage.host.checkpoints.folder("saved").exists()
+    assert not on_disk.host.checkpoints.folder("saved").exists()
 
 
-async def test_memory_saved_by_an_older_version_is_restored_with_the_same_nics(stage: Stage) -> None:
+async def test_memory_saved_by_an_older_version_is_restored_with_the_same_nics(
+    on_disk: InstallationOnDisk,
+) -> None:
     """A guest cannot be restored on a NIC that lacks what it uses, such as announcements."""
-    facts_file = stage.save_memory() / "checkpoint.json"
+    facts_file = on_disk.save_memory() / "checkpoint.json"
 
     async def arguments() -> str:
-        state = await stage.host.checkpoints.read("saved", SIZE)
+        state = await on_disk.host.checkpoints.read("saved", SIZE)
         state.close()
-        memory, saved, folder = Memory("own"), Saved(3), stage.data
+        memory, saved, folder = Memory("own"), Saved(3), on_disk.data
         taps = {"data_tap": 4, "management_tap": 5, "qmp": 6}
         command = Command(
             state.platform, "vm", SIZE, memory, (folder / "a.qcow2",), folder, 1, **taps, wake=saved
@@ -322,13 +331,15 @@ async def test_memory_saved_by_an_older_version_is_restored_with_the_same_nics(s
 
 
 async def test_a_vm_whose_memory_is_missing_boots_from_its_disk(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    on_disk: InstallationOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def boot(record: Record, why: str, note: str | None) -> Record:
         return record
 
-    monkeypatch.setattr(inside(stage.machines).wake.boot, "boot", boot)
+    monkeypatch.setattr(inside(on_disk.machines).wake.boot, "boot", boot)
     suspended = Suspended("missing", "suspended")
-    record = await stage.machine(suspended)
-    assert isinstance((await inside(stage.machines).wake.wake(record, suspended, "requested")).state, Stopped)
-    assert not (stage.data / "quarantine").exists()
+    record = await on_disk.machine(suspended)
+    assert isinstance(
+        (await inside(on_disk.machines).wake.wake(record, suspended, "requested")).state, Stopped
+    )
+    assert not (on_disk.data / "quarantine").exists()

@@ -9,7 +9,7 @@ import httpx2
 
 from stead.domains.errors import DnsUnavailable
 from stead.domains.verification import LABEL
-from support.fake_site import FakeSite
+from support.fake_api import FakeApi
 
 ROOT = "/domains/v1"
 RECORDS: defaultdict[str, list[str]] = defaultdict(list)
@@ -58,7 +58,7 @@ class Caller:
 
 
 @contextlib.asynccontextmanager
-async def calling(site: FakeSite, caller: str = "owner") -> AsyncIterator[Caller]:
-    headers = site.callers[caller]
-    async with httpx2.AsyncClient(base_url=site.url, headers=headers, timeout=60) as http:
+async def calling(api: FakeApi, caller: str = "owner") -> AsyncIterator[Caller]:
+    headers = api.callers[caller]
+    async with httpx2.AsyncClient(base_url=api.url, headers=headers, timeout=60) as http:
         yield Caller(http)

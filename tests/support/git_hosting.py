@@ -33,7 +33,7 @@ class Recorder(list[str]):
 
 
 @dataclass
-class Stage:
+class RepoHosting:
     """An installation with repositories of two accounts."""
 
     installation: Installation
@@ -65,12 +65,12 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def staged(folder: Path, uid: int | None = None, **changes: Any) -> AsyncIterator[Stage]:
+async def open_hosting(folder: Path, uid: int | None = None, **changes: Any) -> AsyncIterator[RepoHosting]:
     await put_database(folder / "stead.db")
     database = await open_database_of(folder)
     try:
         async with open_without_vms(Settings(data=folder, **changes), database, uid) as opened:
-            stage = Stage(
+            hosting = RepoHosting(
                 installation=opened,
                 folder=folder,
                 database=database,
@@ -82,8 +82,8 @@ async def staged(folder: Path, uid: int | None = None, **changes: Any) -> AsyncI
                 ours=await _account(opened.accounts, "ours"),
                 theirs=await _account(opened.accounts, "theirs"),
             )
-            yield stage
-            await stage.check()
+            yield hosting
+            await hosting.check()
     finally:
         await database.dispose()
 
@@ -94,19 +94,19 @@ async def _account(accounts: Accounts, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Site:
+class RepoServer:
     """A server, with a key for each of two accounts."""
 
     url: str
-    stage: Stage
+    hosting: RepoHosting
     key: str
     their_key: str
 
     async def repo(self, *, public: bool = False) -> RepoInfo:
-        return await self.stage.repos.create(self.stage.ours, public=public)
+        return await self.hosting.repos.create(self.hosting.ours, public=public)
 
     def path(self, repo: RepoInfo) -> Path:
-        return self.stage.repos.repository(repo.id).path
+        return self.hosting.repos.repository(repo.id).path
 
     def remote(self, repo: RepoInfo, secret: str | None = None) -> str:
         """The clone URL, with the first account's key by default."""
@@ -116,21 +116,21 @@ class Site:
 
     async def token(self, repo: RepoInfo | None = None, level: Level = "read") -> str:
         """The token of a new identity, with a permission on a repository."""
-        stage = self.stage
-        identity = await stage.identities.create(stage.ours)
+        hosting = self.hosting
+        identity = await hosting.identities.create(hosting.ours)
         if repo is not None:
-            await stage.access.grant(stage.ours, identity.id, repo.id, level)
-        _, token = await stage.identities.create_token(stage.ours, identity.id)
+            await hosting.access.grant(hosting.ours, identity.id, repo.id, level)
+        _, token = await hosting.identities.create_token(hosting.ours, identity.id)
         return token
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path, dialled: Sequence[Network] = (), **limits: Any) -> AsyncIterator[Site]:
+async def served(folder: Path, dialled: Sequence[Network] = (), **limits: Any) -> AsyncIterator[RepoServer]:
     """Serve the API without VMs until the end of the block; `limits` are those of clones and pushes."""
-    async with staged(folder, git_url="http://stead.test", dial_private=tuple(dialled)) as stage:
-        serving = PackServer(stage.repos, stage.writer, **limits)
-        installation = dataclasses.replace(stage.installation, serving=serving)
+    async with open_hosting(folder, git_url="http://stead.test", dial_private=tuple(dialled)) as hosting:
+        serving = PackServer(hosting.repos, hosting.writer, **limits)
+        installation = dataclasses.replace(hosting.installation, serving=serving)
         async with running(Settings(listen="127.0.0.1:0"), installation) as url:
-            _, key = await stage.accounts.create_key(stage.ours)
-            _, their_key = await stage.accounts.create_key(stage.theirs)
-            yield Site(url, stage, key, their_key)
+            _, key = await hosting.accounts.create_key(hosting.ours)
+            _, their_key = await hosting.accounts.create_key(hosting.theirs)
+            yield RepoServer(url, hosting, key, their_key)

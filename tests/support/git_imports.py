@@ -16,7 +16,7 @@ from stead.repos.repository import Repository
 from stead.repos.ssrf import SsrfGuard
 from stead.repos.transfer.archives import Kind
 from stead.repos.transfer.imports import Imports
-from support.git_hosting import Stage
+from support.git_hosting import RepoHosting
 from support.git_repos import git
 from support.git_server import GitServer, Page
 
@@ -67,7 +67,7 @@ Raised = TypeVar("Raised", bound=Exception)
 class Importing:
     """Repositories of this server, and another server to import from."""
 
-    stage: Stage
+    hosting: RepoHosting
     server: GitServer
     sources: Imports
 
@@ -84,7 +84,7 @@ class Importing:
         return self.sources.archive(kind, self.url(path), message, **options)
 
     async def make(self, fill: Fill, **options: Any) -> Repository:
-        return await self.stage.repository(fill=fill, **options)
+        return await self.hosting.repository(fill=fill, **options)
 
     async def tar(self, *members: tuple[tarfile.TarInfo, bytes]) -> Repository:
         """The repository that a tar archive is imported as."""
@@ -95,15 +95,15 @@ class Importing:
         self, fill: Fill, error: type[Raised] | tuple[type[Raised], ...], match: str | None = None
     ) -> Raised:
         """The import fails with this error, and nothing is left."""
-        before = (await self.stage.repos.list(self.stage.ours, limit=1)).total
+        before = (await self.hosting.repos.list(self.hosting.ours, limit=1)).total
         with pytest.raises(error, match=match) as raised:
             await self.make(fill)
         self.nothing_is_left()
-        assert (await self.stage.repos.list(self.stage.ours, limit=1)).total == before
+        assert (await self.hosting.repos.list(self.hosting.ours, limit=1)).total == before
         return raised.value
 
     def nothing_is_left(self) -> None:
-        assert list((self.stage.folder / "repos" / "new").iterdir()) == []
+        assert list((self.hosting.folder / "repos" / "new").iterdir()) == []
 
 
 def file(name: str, content: bytes = b"text\n", mode: int = 0o644) -> tuple[tarfile.TarInfo, bytes]:

@@ -11,7 +11,7 @@ import termios
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from support.typed import PROGRAM, Shell
+from support.run_cli import PROGRAM, Shell
 from support.waiting import until
 
 

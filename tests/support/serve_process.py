@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 
 from stead.settings import Settings
-from support.typed import PROGRAM
+from support.run_cli import PROGRAM
 
 Process = asyncio.subprocess.Process
 

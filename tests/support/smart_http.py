@@ -6,14 +6,14 @@ from pathlib import Path
 from stead.processes import command_lines
 from stead.repos.repos import RepoInfo
 from support.git_client import GitClient
-from support.git_hosting import Site
+from support.git_hosting import RepoServer
 
 NOWHERE = "0" * 40
 
 
-def gits_in(site: Site) -> list[int]:
+def gits_in(repo_server: RepoServer) -> list[int]:
     """All git processes of these repositories, except pooled readers."""
-    folder = str(site.stage.folder).encode()
+    folder = str(repo_server.hosting.folder).encode()
     lines = [(pid, b" ".join(line)) for pid, line in command_lines()]
     return [pid for pid, line in lines if folder in line and b"cat-file" not in line]
 
@@ -22,7 +22,7 @@ templates: dict[int, Path] = {}
 
 
 async def filled(
-    host: Site, git: GitClient, commits: int = 1, *, public: bool = False
+    host: RepoServer, git: GitClient, commits: int = 1, *, public: bool = False
 ) -> tuple[RepoInfo, Path]:
     """A repository with some commits on main, and the work tree that they came from."""
     repo = await host.repo(public=public)

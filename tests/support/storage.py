@@ -17,7 +17,7 @@ from importlib.metadata import files
 from pathlib import Path
 
 from support.npm import fetch, node
-from support.outside import Outside
+from support.remote_host import RemoteHost
 from support.waiting import until
 
 _SEAWEEDFS = "4.48"
@@ -31,7 +31,7 @@ _S3_PORT, _AZURE_PORT = 8333, 10000
 class Storage:
     """Both servers, with one account each. `rclone` knows them as `s3:` and `azure:`."""
 
-    host: Outside
+    host: RemoteHost
     access_key: str = field(default_factory=lambda: secrets.token_hex(10))
     secret_key: str = field(default_factory=lambda: secrets.token_hex(20))
     account: str = "agents"
@@ -79,7 +79,7 @@ class Storage:
 
 
 @contextlib.asynccontextmanager
-async def storage(host: Outside, cache: Path) -> AsyncIterator[Storage]:
+async def storage(host: RemoteHost, cache: Path) -> AsyncIterator[Storage]:
     """Both servers, on another host, until the end of the block."""
     weed, azurite = await _seaweedfs(cache), await _azurite(cache)
     made = Storage(host)
@@ -117,7 +117,7 @@ async def storage(host: Outside, cache: Path) -> AsyncIterator[Storage]:
 
 @contextlib.contextmanager
 def _process(
-    host: Outside, program: list[str | Path], folder: Path, made: Storage | None = None
+    host: RemoteHost, program: list[str | Path], folder: Path, made: Storage | None = None
 ) -> Iterator[None]:
     accounts = {} if made is None else {"AZURITE_ACCOUNTS": f"{made.account}:{made.account_key}"}
     with (folder / "log").open("ab") as log:

@@ -48,7 +48,7 @@ def test_last():
 """
 
 
-class Stage:
+class FakeOuterVms:
     """Runs the tests in processes that stand for outer VMs."""
 
     def __init__(self, folder: Path) -> None:
@@ -89,16 +89,16 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def outer_vms(tmp_path: Path) -> FakeOuterVms:
     (tmp_path / "test_it.py").write_text(TESTS)
-    return Stage(tmp_path)
+    return FakeOuterVms(tmp_path)
 
 
-def test_a_trial_survives_crashes_and_accounts_for_every_test(stage: Stage) -> None:
-    stage.run()
+def test_a_trial_survives_crashes_and_accounts_for_every_test(outer_vms: FakeOuterVms) -> None:
+    outer_vms.run()
     once, down = "test_it.py::test_takes_the_machine_down_once", "test_it.py::test_takes_the_machine_down"
-    assert stage.starts == 4
-    assert stage.progress.outcomes == {
+    assert outer_vms.starts == 4
+    assert outer_vms.progress.outcomes == {
         "test_it.py::test_good": "passed",
         "test_it.py::test_bad": "failed",
         "test_it.py::test_skipped": "skipped",
@@ -106,8 +106,8 @@ def test_a_trial_survives_crashes_and_accounts_for_every_test(stage: Stage) -> N
         once: "passed",
         "test_it.py::test_last": "passed",
     }
-    assert stage.progress.crashes == [Crash(test, "it panicked") for test in (once, down, down)]
-    assert list(stage.progress.summary()) == [
+    assert outer_vms.progress.crashes == [Crash(test, "it panicked") for test in (once, down, down)]
+    assert list(outer_vms.progress.summary()) == [
         f"crash 1 of the outer VM: it panicked, during {once}",
         f"crash 2 of the outer VM: it panicked, during {down}",
         f"crash 3 of the outer VM: it panicked, during {down}",
@@ -116,40 +116,40 @@ def test_a_trial_survives_crashes_and_accounts_for_every_test(stage: Stage) -> N
         f"interrupted: {down}: the outer VM crashed 2 times during it",
         "on KVM 3 passed, 2 failed, 1 skipped, 1 interrupted, 0 not run; 3 crashes of the outer VM",
     ]
-    assert not stage.progress.good
+    assert not outer_vms.progress.good
     # What failed is told when it fails, with the reason and the output.
-    (bad,) = (text for text in stage.told if text.startswith("failed in call: test_it.py::test_bad\n"))
+    (bad,) = (text for text in outer_vms.told if text.startswith("failed in call: test_it.py::test_bad\n"))
     assert 'print("said before it failed")\n>       assert 1 + 1 == 3' in bad
     assert "said before it failed" in bad
-    (end,) = (text for text in stage.told if text.startswith("failed in teardown"))
+    (end,) = (text for text in outer_vms.told if text.startswith("failed in teardown"))
     assert "RuntimeError: cannot clean up" in end
 
 
-def test_a_trial_ends_after_its_restarts_and_names_what_did_not_run(stage: Stage) -> None:
-    stage.run("-k", "machine or last", restarts=1)
-    assert stage.starts == 2
-    assert "not run: test_it.py::test_last" in stage.progress.summary()
-    assert not stage.progress.good
+def test_a_trial_ends_after_its_restarts_and_names_what_did_not_run(outer_vms: FakeOuterVms) -> None:
+    outer_vms.run("-k", "machine or last", restarts=1)
+    assert outer_vms.starts == 2
+    assert "not run: test_it.py::test_last" in outer_vms.progress.summary()
+    assert not outer_vms.progress.good
 
 
-def test_a_trial_is_good_when_all_tests_passed_after_a_crash(stage: Stage) -> None:
-    stage.run("-k", "once or last or skipped")
-    assert (stage.starts, len(stage.progress.crashes)) == (2, 1)
-    assert stage.progress.good
+def test_a_trial_is_good_when_all_tests_passed_after_a_crash(outer_vms: FakeOuterVms) -> None:
+    outer_vms.run("-k", "once or last or skipped")
+    assert (outer_vms.starts, len(outer_vms.progress.crashes)) == (2, 1)
+    assert outer_vms.progress.good
 
 
-def test_tests_can_be_repeated(stage: Stage) -> None:
-    stage.run("-k", "good", "--repeat", "3")
-    assert stage.progress.collected == [f"test_it.py::test_good[{number}]" for number in range(3)]
-    assert stage.progress.good
+def test_tests_can_be_repeated(outer_vms: FakeOuterVms) -> None:
+    outer_vms.run("-k", "good", "--repeat", "3")
+    assert outer_vms.progress.collected == [f"test_it.py::test_good[{number}]" for number in range(3)]
+    assert outer_vms.progress.good
 
 
-def test_what_cannot_be_collected_is_told_and_not_tried_again(stage: Stage) -> None:
-    (stage.folder / "test_it.py").write_text("import nothing_of_this_name")
-    stage.run()
-    assert stage.starts == 1
-    assert any("No module named 'nothing_of_this_name'" in text for text in stage.told)
-    assert not stage.progress.good
+def test_what_cannot_be_collected_is_told_and_not_tried_again(outer_vms: FakeOuterVms) -> None:
+    (outer_vms.folder / "test_it.py").write_text("import nothing_of_this_name")
+    outer_vms.run()
+    assert outer_vms.starts == 1
+    assert any("No module named 'nothing_of_this_name'" in text for text in outer_vms.told)
+    assert not outer_vms.progress.good
 
 
 def test_a_machine_that_never_starts_the_tests_is_no_success() -> None:

@@ -6,7 +6,7 @@ import pytest_asyncio
 
 from support.api_calls import new_account
 from support.installations import Server
-from support.typed import Shell
+from support.run_cli import Shell
 
 
 @pytest_asyncio.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.typed import PROGRAM, Shell
+from support.run_cli import PROGRAM, Shell
 from support.waiting import until
 
 # Commands in VMs

@@ -19,7 +19,7 @@ from stead.machines import Machines
 from stead.settings import Settings
 from support.documents import commands, run_by
 from support.installations import Server, other_settings
-from support.typed import PROGRAM, Shell, stead
+from support.run_cli import PROGRAM, Shell, stead
 
 # This host
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stead.settings import Settings
-from support.typed import Shell
+from support.run_cli import Shell
 
 VM_ID = re.compile(r"[a-z0-9]{20}")
 

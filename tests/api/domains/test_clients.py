@@ -23,19 +23,19 @@ from stead.sdk import (
     errors,
 )
 from support.domain_calls import RECORDS, Caller
-from support.fake_site import FakeSite
+from support.fake_api import FakeApi
+from support.run_cli import Shell
 from support.sdk_clients import done
-from support.typed import Shell
 
 
 @pytest.mark.parametrize("kind", [Stead, AsyncStead])
-async def test_sdk_verifies_maps_and_lists(site: FakeSite, kind: type[Any]) -> None:
-    key = site.callers["owner"]["Authorization"].removeprefix("Bearer ")
+async def test_sdk_verifies_maps_and_lists(api: FakeApi, kind: type[Any]) -> None:
+    key = api.callers["owner"]["Authorization"].removeprefix("Bearer ")
     if kind is Stead:
-        await asyncio.to_thread(_use_sdk_blocking, site.url, key, site.vm)
+        await asyncio.to_thread(_use_sdk_blocking, api.url, key, api.vm)
     else:
-        async with AsyncStead(key, base_url=site.url) as stead:
-            await _use_sdk(stead, site.vm)
+        async with AsyncStead(key, base_url=api.url) as stead:
+            await _use_sdk(stead, api.vm)
 
 
 def _use_sdk_blocking(url: str, key: str, vm: str) -> None:
@@ -87,19 +87,19 @@ async def _use_sdk(stead: Any, vm: str) -> None:
         assert vm_made.domains == ("sdk.style.dev",)
 
 
-async def test_sdk_reports_a_name_of_another_account(site: FakeSite, theirs: Caller) -> None:
+async def test_sdk_reports_a_name_of_another_account(api: FakeApi, theirs: Caller) -> None:
     vm = (await theirs.create({"domains": [{"domain": "taken.style.dev"}]}))["id"]
-    key = site.callers["owner"]["Authorization"].removeprefix("Bearer ")
-    async with AsyncStead(key, base_url=site.url) as stead:
+    key = api.callers["owner"]["Authorization"].removeprefix("Bearer ")
+    async with AsyncStead(key, base_url=api.url) as stead:
         with pytest.raises(DomainAlreadyExists) as error:
-            await stead.domains.mappings.create("taken.style.dev", vm=site.vm, port=80)
+            await stead.domains.mappings.create("taken.style.dev", vm=api.vm, port=80)
         assert error.value.domain == "taken.style.dev"
     await theirs.succeed("DELETE", f"/v1/vms/{vm}")
 
 
-async def test_command_line_verifies_and_maps(site: FakeSite) -> None:
-    key = site.callers["owner"]["Authorization"].removeprefix("Bearer ")
-    environment = {"STEAD_API_URL": site.url, "STEAD_API_KEY": key}
+async def test_command_line_verifies_and_maps(api: FakeApi) -> None:
+    key = api.callers["owner"]["Authorization"].removeprefix("Bearer ")
+    environment = {"STEAD_API_URL": api.url, "STEAD_API_KEY": key}
 
     async def stead(*arguments: str, status: int = 0) -> str:
         ended = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=environment)
@@ -118,7 +118,7 @@ async def test_command_line_verifies_and_maps(site: FakeSite) -> None:
     assert json.loads(await stead("domains", "verifications", "--json")) == {"verifications": []}
     assert "example.com" in await stead("domains", "list")
 
-    vm = site.vm
+    vm = api.vm
     said = await stead("domains", "map", "app.example.com", vm[:6], "3000")
     assert said == f"app.example.com leads to port 3000 of {vm}\n"
     assert json.loads(await stead("domains", "map", "app.example.com", vm, "80", "--json"))["vm_port"] == 80
@@ -141,12 +141,12 @@ async def test_command_line_verifies_and_maps(site: FakeSite) -> None:
     assert json.loads(await stead("domains", "list", "--json")) == {"domains": []}
 
 
-async def test_command_line_creates_a_vm_with_domains(site: FakeSite) -> None:
-    shell = Shell(site.url, site.callers["owner"]["Authorization"].removeprefix("Bearer "))
+async def test_command_line_creates_a_vm_with_domains(api: FakeApi) -> None:
+    shell = Shell(api.url, api.callers["owner"]["Authorization"].removeprefix("Bearer "))
     made = await shell.ask("vm", "create", "--domain", "one.style.dev:80", "-d", "two.style.dev")
     assert made["domains"] == ["one.style.dev", "two.style.dev"]
-    mapped = site.installation.domains.of_machine(made["id"])
+    mapped = api.installation.domains.of_machine(made["id"])
     assert [mapping.port for mapping in mapped] == [80, 3000]
-    await site.installation.machines.delete(made["id"])
+    await api.installation.machines.delete(made["id"])
     refused = await shell.refused("vm", "create", "--domain", "a.style.dev:0", code=2)
     assert "invalid port in 'a.style.dev:0'" in refused

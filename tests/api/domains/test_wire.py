@@ -9,7 +9,7 @@ import pytest
 from stead.domains.verification import LABEL
 from stead.machines.records import Properties
 from support.domain_calls import RECORDS, ROOT, Caller, calling
-from support.fake_site import FakeSite
+from support.fake_api import FakeApi
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -27,7 +27,7 @@ ENDPOINTS: list[tuple[str, str, Any]] = [
 ]
 
 
-async def test_verification_is_created_listed_completed_and_cancelled(site: FakeSite, ours: Caller) -> None:
+async def test_verification_is_created_listed_completed_and_cancelled(api: FakeApi, ours: Caller) -> None:
     made = await ours.succeed("POST", "/verifications", {"domain": "Example.com"})
     assert UUID4.fullmatch(made["id"]) and TIME.fullmatch(made["createdAt"])
     assert made == {
@@ -35,7 +35,7 @@ async def test_verification_is_created_listed_completed_and_cancelled(site: Fake
         "domain": "example.com",
         "verificationCode": made["verificationCode"],
         "recordName": f"{LABEL}.example.com",
-        "accountId": site.account,
+        "accountId": api.account,
         "createdAt": made["createdAt"],
     }
     assert await ours.succeed("GET", "/verifications") == [made]
@@ -49,7 +49,7 @@ async def test_verification_is_created_listed_completed_and_cancelled(site: Fake
     assert domain == {
         "id": domain["id"],
         "domain": "example.com",
-        "accountId": site.account,
+        "accountId": api.account,
         "createdAt": domain["createdAt"],
         "verifiedDns": True,
         "implicitlyOwned": False,
@@ -72,14 +72,14 @@ async def test_verification_is_created_listed_completed_and_cancelled(site: Fake
     await ours.fail(404, "NOT_FOUND", "DELETE", "/domains/example.com")
 
 
-async def test_mapping_is_created_moved_listed_and_deleted(site: FakeSite, ours: Caller) -> None:
-    made = await ours.map("app.style.dev", site.vm)
+async def test_mapping_is_created_moved_listed_and_deleted(api: FakeApi, ours: Caller) -> None:
+    made = await ours.map("app.style.dev", api.vm)
     assert UUID4.fullmatch(made["id"]) and TIME.fullmatch(made["createdAt"])
     assert made == {
         "id": made["id"],
         "domain": "app.style.dev",
         "deploymentId": None,
-        "vmId": site.vm,
+        "vmId": api.vm,
         "vmPort": 3000,
         "ownershipId": made["ownershipId"],
         "createdAt": made["createdAt"],
@@ -94,11 +94,11 @@ async def test_mapping_is_created_moved_listed_and_deleted(site: FakeSite, ours:
     assert (implied["id"], implied["implicitlyOwned"]) == (made["ownershipId"], True)
     assert implied["verifiedDns"] is False
 
-    other = await site.installation.machines.create(Properties(account=site.account))
+    other = await api.installation.machines.create(Properties(account=api.account))
     moved = await ours.map("app.style.dev", other.id, 8080)
     assert (moved["vmId"], moved["vmPort"]) == (other.id, 8080)
     assert await ours.succeed("GET", "/mappings") == [moved]
-    without_port = await ours.succeed("POST", "/mappings/app.style.dev", {"vmId": site.vm})
+    without_port = await ours.succeed("POST", "/mappings/app.style.dev", {"vmId": api.vm})
     assert without_port["vmPort"] == 443
     assert await ours.succeed("DELETE", "/mappings/APP.style.dev.") == {}
     body = await ours.fail(404, "NOT_FOUND", "DELETE", "/mappings/app.style.dev")
@@ -106,41 +106,41 @@ async def test_mapping_is_created_moved_listed_and_deleted(site: FakeSite, ours:
     await other.delete()
 
 
-async def test_a_verified_domain_allows_its_wildcards(site: FakeSite, ours: Caller) -> None:
-    pattern, body = "*.example.com", {"vmId": site.vm, "vmPort": 80}
+async def test_a_verified_domain_allows_its_wildcards(api: FakeApi, ours: Caller) -> None:
+    pattern, body = "*.example.com", {"vmId": api.vm, "vmPort": 80}
     refused = await ours.fail(401, "DOMAIN_OWNERSHIP_NOT_VERIFIED", "POST", f"/mappings/{pattern}", body)
     assert "verify example.com or a parent domain" in refused["message"]
     refused = await ours.fail(400, "INVALID_DOMAIN", "POST", "/verifications", {"domain": pattern})
     assert "verify 'example.com' instead" in refused["message"]
     await ours.verify("example.com")
     for name in (pattern, "*.deep.example.com"):
-        assert (await ours.map(name, site.vm))["domain"] == name
+        assert (await ours.map(name, api.vm))["domain"] == name
     refused = await ours.fail(400, "INVALID_REQUEST", "DELETE", "/domains/example.com")
     assert "unmap its names first (2 mapped)" in refused["message"]
 
 
-async def test_wildcard_mapping_and_international_names_in_paths(site: FakeSite, ours: Caller) -> None:
+async def test_wildcard_mapping_and_international_names_in_paths(api: FakeApi, ours: Caller) -> None:
     await ours.verify("xn--bcher-kva.example")
     for path, name in (
         ("*.b%C3%BCcher.example", "*.xn--bcher-kva.example"),
         ("B%C3%9CCHER.example", "xn--bcher-kva.example"),
     ):
-        made = await ours.succeed("POST", f"/mappings/{path}", {"vmId": site.vm, "vmPort": 80})
+        made = await ours.succeed("POST", f"/mappings/{path}", {"vmId": api.vm, "vmPort": 80})
         assert made["domain"] == name
         assert await ours.succeed("DELETE", f"/mappings/{path}") == {}
 
 
 async def test_refused_mappings_have_the_codes_of_the_contract(
-    site: FakeSite, ours: Caller, theirs: Caller
+    api: FakeApi, ours: Caller, theirs: Caller
 ) -> None:
-    await ours.map("taken.style.dev", site.vm)
+    await ours.map("taken.style.dev", api.vm)
     await ours.verify("example.com")
-    foreign = {"vmId": site.vm, "vmPort": 80}
+    foreign = {"vmId": api.vm, "vmPort": 80}
     body = await theirs.fail(401, "VM_ACCESS_DENIED_FOR_MAPPING", "POST", "/mappings/app.style.dev", foreign)
-    assert body["vmId"] == site.vm
+    assert body["vmId"] == api.vm
     absent = {"vmId": "a" * 20, "vmPort": 80}
     same = await theirs.fail(401, "VM_ACCESS_DENIED_FOR_MAPPING", "POST", "/mappings/app.style.dev", absent)
-    assert same["message"].replace("a" * 20, site.vm) == body["message"]
+    assert same["message"].replace("a" * 20, api.vm) == body["message"]
     for name, status, code in (
         ("taken.style.dev", 400, "DOMAIN_ALREADY_EXISTS"),
         ("below.taken.style.dev", 400, "DOMAIN_ALREADY_EXISTS"),
@@ -177,9 +177,9 @@ async def test_refused_mappings_have_the_codes_of_the_contract(
     ],
 )
 async def test_invalid_mappings_are_refused(
-    site: FakeSite, ours: Caller, body: dict[str, Any], status: int, code: str
+    api: FakeApi, ours: Caller, body: dict[str, Any], status: int, code: str
 ) -> None:
-    text = json.dumps(body).replace("{vm}", site.vm)
+    text = json.dumps(body).replace("{vm}", api.vm)
     answer = await ours.http.post(
         f"{ROOT}/mappings/app.style.dev", content=text, headers={"Content-Type": "application/json"}
     )
@@ -206,9 +206,9 @@ async def test_invalid_pages_are_refused(ours: Caller, query: str) -> None:
 
 @pytest.mark.parametrize(("method", "path", "body"), ENDPOINTS)
 async def test_only_the_accounts_own_key_may_manage_domains(
-    site: FakeSite, method: str, path: str, body: Any
+    api: FakeApi, method: str, path: str, body: Any
 ) -> None:
-    filled = None if body is None else json.loads(json.dumps(body).replace("{vm}", site.vm))
+    filled = None if body is None else json.loads(json.dumps(body).replace("{vm}", api.vm))
     for caller, status, code in (
         ("nobody", 401, "UNAUTHORIZED_ERROR"),
         ("not a key", 401, "UNAUTHORIZED_ERROR"),
@@ -216,9 +216,9 @@ async def test_only_the_accounts_own_key_may_manage_domains(
         ("granted", 403, "FORBIDDEN"),
         ("ungranted", 403, "FORBIDDEN"),
     ):
-        async with calling(site, caller) as client:
+        async with calling(api, caller) as client:
             await client.fail(status, code, method, path, filled)
-    async with calling(site) as ours:
+    async with calling(api) as ours:
         answer = await ours.send(method, path, filled)
         assert answer.json() == [] or answer.json().get("code") not in ("UNAUTHORIZED_ERROR", "FORBIDDEN")
 

@@ -19,47 +19,47 @@ from stead import AsyncStead
 from stead.cli.main import app
 from stead.sdk import AmbiguousName, Conflict, InvalidRequest, Nic, NotFound, Stead, Vpc
 from support.domain_calls import Caller, calling
-from support.fake_site import FakeSite, fake_site
+from support.fake_api import FakeApi, fake_api
+from support.run_cli import Shell
 from support.sdk_clients import done
-from support.typed import Shell
 from support.waiting import until
 
 ID = re.compile(r"vpc-[a-z0-9]{20}")
 
 
 @pytest_asyncio.fixture(scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeSite]:
-    async with fake_site(tmp_path_factory.mktemp("site")) as site:
-        yield site
+async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FakeApi]:
+    async with fake_api(tmp_path_factory.mktemp("site")) as api:
+        yield api
 
 
 @pytest_asyncio.fixture(autouse=True)
-async def nothing_left(site: FakeSite) -> AsyncIterator[None]:
+async def nothing_left(api: FakeApi) -> AsyncIterator[None]:
     yield
-    networks = site.installation.networks
-    for account in await site.installation.accounts.list():
+    networks = api.installation.networks
+    for account in await api.installation.accounts.list():
         for vpc in await networks.list(account.id):
             await networks.delete(account.id, vpc.id)
 
 
 @pytest_asyncio.fixture
-async def ours(site: FakeSite) -> AsyncIterator[Caller]:
-    async with calling(site) as caller:
+async def ours(api: FakeApi) -> AsyncIterator[Caller]:
+    async with calling(api) as caller:
         yield caller
 
 
-def key_of(site: FakeSite) -> str:
-    return site.callers["owner"]["Authorization"].removeprefix("Bearer ")
+def key_of(api: FakeApi) -> str:
+    return api.callers["owner"]["Authorization"].removeprefix("Bearer ")
 
 
-async def test_vpc_is_created_listed_and_deleted_over_http(site: FakeSite, ours: Caller) -> None:
+async def test_vpc_is_created_listed_and_deleted_over_http(api: FakeApi, ours: Caller) -> None:
     made = await ours.succeed("POST", "/v1/vpcs", {"cidr": "192.168.10.0/24", "name": "office"})
     assert ID.fullmatch(made["vpcId"])
     assert made == {
         "vpcId": made["vpcId"],
         "name": "office",
         "cidr": "192.168.10.0/24",
-        "accountId": site.account,
+        "accountId": api.account,
         "createdAt": made["createdAt"],
         "created": True,
     }
@@ -82,9 +82,9 @@ async def test_invalid_requests_are_refused(ours: Caller, body: Any) -> None:
     assert await ours.succeed("GET", "/v1/vpcs") == {"vpcs": []}
 
 
-async def test_another_account_does_not_see_a_vpc(site: FakeSite, ours: Caller) -> None:
+async def test_another_account_does_not_see_a_vpc(api: FakeApi, ours: Caller) -> None:
     made = await ours.succeed("POST", "/v1/vpcs")
-    async with calling(site, "stranger") as stranger:
+    async with calling(api, "stranger") as stranger:
         assert await stranger.succeed("GET", "/v1/vpcs") == {"vpcs": []}
         await stranger.fail(404, "NOT_FOUND", "GET", f"/v1/vpcs/{made['vpcId']}")
         await stranger.fail(404, "NOT_FOUND", "DELETE", f"/v1/vpcs/{made['vpcId']}")
@@ -92,16 +92,16 @@ async def test_another_account_does_not_see_a_vpc(site: FakeSite, ours: Caller) 
 
 
 @pytest.mark.parametrize("kind", [Stead, AsyncStead])
-async def test_sdk_creates_finds_and_deletes(site: FakeSite, kind: type[Any]) -> None:
+async def test_sdk_creates_finds_and_deletes(api: FakeApi, kind: type[Any]) -> None:
     if kind is Stead:
 
         def use() -> None:
-            with Stead(key_of(site), base_url=site.url, max_retries=0) as stead:
+            with Stead(key_of(api), base_url=api.url, max_retries=0) as stead:
                 asyncio.run(_use_sdk(stead))
 
         await asyncio.to_thread(use)
     else:
-        async with AsyncStead(key_of(site), base_url=site.url) as stead:
+        async with AsyncStead(key_of(api), base_url=api.url) as stead:
             await _use_sdk(stead)
 
 
@@ -122,8 +122,8 @@ async def _use_sdk(stead: Any) -> None:
         await done(stead.vpcs.get(made.id))
 
 
-async def test_command_line(site: FakeSite) -> None:
-    environment = {"STEAD_API_URL": site.url, "STEAD_API_KEY": key_of(site)}
+async def test_command_line(api: FakeApi) -> None:
+    environment = {"STEAD_API_URL": api.url, "STEAD_API_KEY": key_of(api)}
 
     async def stead(*arguments: str, status: int = 0) -> str:
         ended = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=environment)
@@ -142,7 +142,7 @@ async def test_command_line(site: FakeSite) -> None:
     assert "no VPC 'office'" in await stead("vpc", "delete", "office", status=1)
 
 
-async def test_wireguard_session_over_http(site: FakeSite, ours: Caller) -> None:
+async def test_wireguard_session_over_http(api: FakeApi, ours: Caller) -> None:
     vpc = (await ours.succeed("POST", "/v1/vpcs", {"cidr": "192.168.10.0/24"}))["vpcId"]
     path = f"/v1/vpcs/{vpc}/wireguard/ephemeral"
     made = await ours.succeed("POST", path, {})
@@ -152,26 +152,26 @@ async def test_wireguard_session_over_http(site: FakeSite, ours: Caller) -> None
     assert made["clientAllowedIps"] == [made["vpcCidr"]] == ["192.168.10.0/24"]
     assert (made["serverTunnelIp"], made["clientTunnelIp"]) == ("100.96.0.1", "100.96.0.2")
     assert datetime.fromisoformat(made["expiresAt"]) > datetime.now(UTC)
-    (peer,) = site.world.tunnels[vpc].peers
+    (peer,) = api.world.tunnels[vpc].peers
     assert (peer.public_key, str(peer.address)) == (made["clientPublicKey"], "100.96.0.2")
-    async with calling(site, "stranger") as stranger:
+    async with calling(api, "stranger") as stranger:
         await stranger.fail(404, "NOT_FOUND", "POST", path, {})
         await stranger.fail(404, "NOT_FOUND", "DELETE", path, {"sessionId": made["sessionId"]})
     await ours.fail(400, "BAD_REQUEST", "DELETE", path, {})
     assert await ours.succeed("DELETE", path, {"sessionId": made["sessionId"]}) == {}
     await ours.fail(404, "NOT_FOUND", "DELETE", path, {"sessionId": made["sessionId"]})
-    assert site.world.tunnels[vpc].peers == ()
+    assert api.world.tunnels[vpc].peers == ()
 
 
-async def test_wireguard_session_by_the_sdk_and_the_command_line(site: FakeSite, tmp_path: Path) -> None:
-    async with AsyncStead(key_of(site), base_url=site.url) as stead:
+async def test_wireguard_session_by_the_sdk_and_the_command_line(api: FakeApi, tmp_path: Path) -> None:
+    async with AsyncStead(key_of(api), base_url=api.url) as stead:
         vpc = await stead.vpcs.create("192.168.10.0/24", name="office")
         session = await stead.vpcs.connect("office")
         assert session.client_config.startswith("[Interface]\n") and session.vpc_id == vpc.id
-        assert len(site.world.tunnels[vpc.id].peers) == 1
+        assert len(api.world.tunnels[vpc.id].peers) == 1
         await stead.vpcs.disconnect(session)
-        assert site.world.tunnels[vpc.id].peers == ()
-    environment = {"STEAD_API_URL": site.url, "STEAD_API_KEY": key_of(site)}
+        assert api.world.tunnels[vpc.id].peers == ()
+    environment = {"STEAD_API_URL": api.url, "STEAD_API_KEY": key_of(api)}
     file = tmp_path / "office.conf"
     arguments = ["vpc", "connect", "office", "--file", str(file)]
     ended = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=environment)
@@ -179,7 +179,7 @@ async def test_wireguard_session_by_the_sdk_and_the_command_line(site: FakeSite,
     assert "works on the host of Stead only: set STEAD_WIREGUARD_HOST" in ended.stderr
     assert re.search(r"; the session [a-z0-9]{12} ends \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", ended.stdout)
     assert file.stat().st_mode & 0o777 == 0o600 and "PrivateKey" in file.read_text()
-    assert len(site.world.tunnels[vpc.id].peers) == 1
+    assert len(api.world.tunnels[vpc.id].peers) == 1
     other = tmp_path / "other.conf"
     asked = ["vpc", "connect", "office", "--file", str(other), "--json"]
     ended = await asyncio.to_thread(CliRunner().invoke, app, asked, env=environment)
@@ -190,15 +190,15 @@ async def test_wireguard_session_by_the_sdk_and_the_command_line(site: FakeSite,
     )
     arguments_to_end = ["vpc", "disconnect", "office", said["session_id"]]
     ended = await asyncio.to_thread(CliRunner().invoke, app, arguments_to_end, env=environment)
-    assert ended.exit_code == 0 and len(site.world.tunnels[vpc.id].peers) == 1
+    assert ended.exit_code == 0 and len(api.world.tunnels[vpc.id].peers) == 1
     for path, status in ((tmp_path / "sixteen-letters-.conf", 2), (tmp_path / "absent" / "office.conf", 1)):
         arguments[-1] = str(path)
         ended = await asyncio.to_thread(CliRunner().invoke, app, arguments, env=environment)
         assert ended.exit_code == status and path.name[:15] in ended.stderr, ended.stderr
-    assert len(site.world.tunnels[vpc.id].peers) == 1
+    assert len(api.world.tunnels[vpc.id].peers) == 1
 
 
-async def test_wireguard_clients_are_listed_and_disconnected(site: FakeSite, ours: Caller) -> None:
+async def test_wireguard_clients_are_listed_and_disconnected(api: FakeApi, ours: Caller) -> None:
     """Sessions and computers with keys of their own; private keys are not shown again."""
     vpc = (await ours.succeed("POST", "/v1/vpcs", {"cidr": "192.168.10.0/24", "name": "office"}))["vpcId"]
     path = f"/v1/vpcs/{vpc}/wireguard"
@@ -225,29 +225,29 @@ async def test_wireguard_clients_are_listed_and_disconnected(site: FakeSite, our
         "clientTunnelIp": "100.96.0.3",
         "expiresAt": None,
     }
-    async with calling(site, "stranger") as stranger:
+    async with calling(api, "stranger") as stranger:
         await stranger.fail(404, "NOT_FOUND", "GET", path)
 
-    shell = Shell(site.url, key_of(site))
+    shell = Shell(api.url, key_of(api))
     table = await shell.run("vpc", "clients", "office")
     assert session["sessionId"] in table and key in table and "never" in table
     shown = (await shell.ask("vpc", "clients", "office"))["clients"]
     assert [each["session_id"] for each in shown] == [session["sessionId"], None]
     refused = await shell.try_("vpc", "disconnect", "office", "nothing")
     assert refused.returncode == 1 and "no client 'nothing'" in refused.stderr
-    assert len(site.world.tunnels[vpc].peers) == 2
+    assert len(api.world.tunnels[vpc].peers) == 2
     assert await shell.run("vpc", "disconnect", "office", key) == f"disconnected {key}\n"
-    assert [peer.public_key for peer in site.world.tunnels[vpc].peers] == [session["clientPublicKey"]]
+    assert [peer.public_key for peer in api.world.tunnels[vpc].peers] == [session["clientPublicKey"]]
     told = await shell.ask("vpc", "disconnect", "office", session["sessionId"])
     assert told == {"client": session["sessionId"], "disconnected": True}
-    assert site.world.tunnels[vpc].peers == ()
+    assert api.world.tunnels[vpc].peers == ()
     await ours.succeed("DELETE", f"/v1/vms/{vm}")
 
 
 # VMs in a VPC
 
 
-async def test_a_vm_is_created_in_a_vpc_over_http(site: FakeSite, ours: Caller) -> None:
+async def test_a_vm_is_created_in_a_vpc_over_http(api: FakeApi, ours: Caller) -> None:
     vpc = (await ours.succeed("POST", "/v1/vpcs", {"cidr": "192.168.10.0/24"}))["vpcId"]
     nic = {"vpc": vpc, "mode": "routed", "ipv4": "192.168.10.10", "default": True}
     vm = (await ours.create({"nics": [nic]}))["id"]
@@ -283,26 +283,26 @@ async def test_a_vm_is_created_in_a_vpc_over_http(site: FakeSite, ours: Caller) 
     ],
 )
 async def test_a_nic_that_cannot_be_is_refused(
-    site: FakeSite, ours: Caller, change: dict[str, Any], status: int, code: str
+    api: FakeApi, ours: Caller, change: dict[str, Any], status: int, code: str
 ) -> None:
     vpc = (await ours.succeed("POST", "/v1/vpcs", {"cidr": "192.168.10.0/24"}))["vpcId"]
     nic = {"vpc": vpc, "mode": "routed", "ipv4": True, **change}
-    before = await site.installation.machines.list()
+    before = await api.installation.machines.list()
     await ours.fail(status, code, "POST", "/v1/vms", {"nics": [nic]})
     await ours.fail(400, "CREATE_VM_BAD_REQUEST", "POST", "/v1/vms", {"nics": [nic, nic]})
-    assert await site.installation.machines.list() == before
+    assert await api.installation.machines.list() == before
 
 
-async def test_a_vpc_of_another_account_is_not_found(site: FakeSite, ours: Caller) -> None:
+async def test_a_vpc_of_another_account_is_not_found(api: FakeApi, ours: Caller) -> None:
     vpc = (await ours.succeed("POST", "/v1/vpcs"))["vpcId"]
-    async with calling(site, "stranger") as stranger:
+    async with calling(api, "stranger") as stranger:
         nic = {"vpc": vpc, "mode": "routed", "ipv4": True}
         await stranger.fail(404, "NOT_FOUND", "POST", "/v1/vms", {"nics": [nic]})
 
 
-async def test_a_vm_is_created_in_a_vpc_by_the_sdk_and_the_command_line(site: FakeSite) -> None:
-    shell = Shell(site.url, key_of(site))
-    async with AsyncStead(key_of(site), base_url=site.url) as stead:
+async def test_a_vm_is_created_in_a_vpc_by_the_sdk_and_the_command_line(api: FakeApi) -> None:
+    shell = Shell(api.url, key_of(api))
+    async with AsyncStead(key_of(api), base_url=api.url) as stead:
         await stead.vpcs.create("192.168.10.0/24", name="office")
         vm = await stead.vms.create(nics=[Nic("office", "192.168.10.10")])
         assert [each.ipv4 for each in (await vm.info()).nics] == ["192.168.10.10"]
@@ -323,7 +323,7 @@ async def test_a_vm_is_created_in_a_vpc_by_the_sdk_and_the_command_line(site: Fa
 PEER = "xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="
 
 
-async def test_wireguard_peer_over_http(site: FakeSite, ours: Caller) -> None:
+async def test_wireguard_peer_over_http(api: FakeApi, ours: Caller) -> None:
     vpc = (await ours.succeed("POST", "/v1/vpcs", {"cidr": "192.168.10.0/24"}))["vpcId"]
     vm = (await ours.succeed("POST", "/v1/vms", {"nics": [{"vpc": vpc}]}))["id"]
     path = f"/v1/vpcs/{vpc}/wireguard/peers"
@@ -335,18 +335,18 @@ async def test_wireguard_peer_over_http(site: FakeSite, ours: Caller) -> None:
     assert f"Endpoint = {made['endpointHost']}:{made['endpointPort']}\n" in made["clientConfig"]
     assert await ours.succeed("POST", path, wanted) == made
     await ours.fail(400, "BAD_REQUEST", "POST", path, {})
-    await ours.fail(400, "BAD_REQUEST", "POST", path, {**wanted, "gatewayVmId": site.vm})
+    await ours.fail(400, "BAD_REQUEST", "POST", path, {**wanted, "gatewayVmId": api.vm})
     await ours.fail(400, "BAD_REQUEST", "POST", path, {**wanted, "clientPublicKey": "x"})
-    async with calling(site, "stranger") as stranger:
+    async with calling(api, "stranger") as stranger:
         await stranger.fail(404, "NOT_FOUND", "POST", path, wanted)
         await stranger.fail(404, "NOT_FOUND", "DELETE", path, {"clientPublicKey": PEER})
-    assert [peer.public_key for peer in site.world.tunnels[vpc].peers] == [PEER]
-    async with AsyncStead(key_of(site), base_url=site.url) as stead:
+    assert [peer.public_key for peer in api.world.tunnels[vpc].peers] == [PEER]
+    async with AsyncStead(key_of(api), base_url=api.url) as stead:
         await stead.vpcs.delete_peer(vpc, PEER)
-        assert site.world.tunnels[vpc].peers == ()
+        assert api.world.tunnels[vpc].peers == ()
         assert (await stead.vpcs.set_peer(vpc, PEER, gateway=vm)).gateway_vm_id == vm
     await ours.succeed("DELETE", f"/v1/vms/{vm}")
-    await until(lambda: site.world.tunnels[vpc].peers == (), 60)
+    await until(lambda: api.world.tunnels[vpc].peers == (), 60)
     await ours.fail(404, "NOT_FOUND", "DELETE", path, {"clientPublicKey": PEER})
 
 
@@ -356,7 +356,7 @@ if [ "$1" = up ] && [ -e "$0.broken" ]; then echo "no tunnel" >&2; exit 1; fi
 """
 
 
-async def test_connect_brings_the_tunnel_up_and_down(site: FakeSite, ours: Caller, tmp_path: Path) -> None:
+async def test_connect_brings_the_tunnel_up_and_down(api: FakeApi, ours: Caller, tmp_path: Path) -> None:
     """With a program in the place of wg-quick, which would change the network of this host."""
     vpc = (await ours.succeed("POST", "/v1/vpcs", {"name": "office"}))["vpcId"]
     program = tmp_path / "wg-quick"
@@ -365,8 +365,8 @@ async def test_connect_brings_the_tunnel_up_and_down(site: FakeSite, ours: Calle
     log = tmp_path / "wg-quick.log"
     environment = {
         **os.environ,
-        "STEAD_API_URL": site.url,
-        "STEAD_API_KEY": key_of(site),
+        "STEAD_API_URL": api.url,
+        "STEAD_API_KEY": key_of(api),
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
 
@@ -383,10 +383,10 @@ async def test_connect_brings_the_tunnel_up_and_down(site: FakeSite, ours: Calle
         assert b"STEAD_WIREGUARD_HOST" in await running.stderr.readline()
         said = await running.stderr.readline()
         assert re.match(rb"connected: 10\.0\.0\.0/16 leads into \S+ until \d{4}-\d\d-\d\d", said)
-    assert len(site.world.tunnels[vpc].peers) == 1
+    assert len(api.world.tunnels[vpc].peers) == 1
     running.send_signal(signal.SIGTERM)
     assert await running.wait() == 128 + signal.SIGTERM
-    assert site.world.tunnels[vpc].peers == ()
+    assert api.world.tunnels[vpc].peers == ()
     up, down = log.read_text().splitlines()
     assert re.fullmatch(r"up wg-[a-z0-9]{12}\.conf 600", up) and down == up.replace("up", "down", 1)
 
@@ -394,4 +394,4 @@ async def test_connect_brings_the_tunnel_up_and_down(site: FakeSite, ours: Calle
     failed = await start()
     _, said = await failed.communicate()
     assert failed.returncode == 1 and b"wg-quick up failed: no tunnel" in said
-    assert site.world.tunnels[vpc].peers == ()
+    assert api.world.tunnels[vpc].peers == ()

@@ -25,9 +25,9 @@ from stead.github.links import Links, LinkState
 from stead.repos.ssrf import SsrfGuard
 from support.documents import commands, run_by
 from support.git_client import GitClient
-from support.git_hosting import Site
+from support.git_hosting import RepoServer
 from support.github import APP_ID, Github
-from support.github_scene import LIMIT, LOOPBACK, NAME, Scene, playing
+from support.github_link import LIMIT, LOOPBACK, NAME, LinkedRepo, playing
 from support.waiting import until
 
 pytestmark = pytest.mark.heavy
@@ -36,9 +36,9 @@ pytestmark = pytest.mark.heavy
 # Events
 
 
-async def test_local_change_starts_a_sync(site: tuple[Site, Github, GitClient]) -> None:
+async def test_local_change_starts_a_sync(repo_server: tuple[RepoServer, Github, GitClient]) -> None:
     """A commit and a branch that the API writes, in an installation as it is composed for users."""
-    served, github, _ = site
+    served, github, _ = repo_server
     github.webhook_url = None  # a webhook after the first push would start the second sync
     github.create(NAME)
     async with AsyncStead(served.key, base_url=served.url) as stead:
@@ -53,27 +53,32 @@ async def test_local_change_starts_a_sync(site: tuple[Site, Github, GitClient]) 
 
 
 async def test_periodic_sync_without_webhooks(tmp_path: Path) -> None:
-    async with playing(tmp_path, sync_every=0.2) as scene:
-        await scene.enable()
-        folder = await scene.person.work_tree("work")
-        await scene.person("push", "-q", scene.github.url(NAME), "main", cwd=folder)
-        await until(scene.same, LIMIT)
+    async with playing(tmp_path, sync_every=0.2) as linked_repo:
+        await linked_repo.enable()
+        folder = await linked_repo.person.work_tree("work")
+        await linked_repo.person("push", "-q", linked_repo.github.url(NAME), "main", cwd=folder)
+        await until(linked_repo.same, LIMIT)
 
 
-async def test_links_sync_at_start(scene: Scene) -> None:
-    await scene.enable()
-    folder = await scene.person.work_tree("work")
-    await scene.person("push", "-q", scene.github.url(NAME), "main", cwd=folder)
-    again = Links(scene.stage.database, scene.stage.repos, scene.stage.writer, SsrfGuard(LOOPBACK))
+async def test_links_sync_at_start(linked_repo: LinkedRepo) -> None:
+    await linked_repo.enable()
+    folder = await linked_repo.person.work_tree("work")
+    await linked_repo.person("push", "-q", linked_repo.github.url(NAME), "main", cwd=folder)
+    again = Links(
+        linked_repo.hosting.database,
+        linked_repo.hosting.repos,
+        linked_repo.hosting.writer,
+        SsrfGuard(LOOPBACK),
+    )
     async with again.running():
-        await until(scene.same, LIMIT)
+        await until(linked_repo.same, LIMIT)
 
 
 async def test_webhook_and_push_start_a_sync(
-    site: tuple[Site, Github, GitClient],
+    repo_server: tuple[RepoServer, Github, GitClient],
 ) -> None:
     """End to end: plain git on both sides, and the API."""
-    served, github, person = site
+    served, github, person = repo_server
     github.create(NAME)
     async with AsyncStead(served.key, base_url=served.url) as stead:
         repo = await stead.git.repos.create()
@@ -104,9 +109,9 @@ async def test_webhook_and_push_start_a_sync(
 
 
 async def test_unsigned_webhook_is_refused(
-    site: tuple[Site, Github, GitClient],
+    repo_server: tuple[RepoServer, Github, GitClient],
 ) -> None:
-    _, github, _ = site
+    _, github, _ = repo_server
     github.create(NAME)
     url = str(github.webhook_url)
     body, headers = github.webhook(NAME, "push")
@@ -135,9 +140,9 @@ async def test_unsigned_webhook_is_refused(
 
 
 async def test_connect_app_and_sync_with_the_cli(
-    site: tuple[Site, Github, GitClient], tmp_path: Path
+    repo_server: tuple[RepoServer, Github, GitClient], tmp_path: Path
 ) -> None:
-    served, github, _ = site
+    served, github, _ = repo_server
     github.create(NAME)
     key = tmp_path / "key.pem"
     key.write_text(github.app.private_key)
@@ -185,10 +190,10 @@ async def test_connect_app_and_sync_with_the_cli(
 
 
 async def test_commands_and_program_of_the_page(
-    site: tuple[Site, Github, GitClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repo_server: tuple[RepoServer, Github, GitClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the stand-in in the place of GitHub."""
-    served, github, _ = site
+    served, github, _ = repo_server
     connect, sync, program = run_by(__file__, "docs/github.md")
     github.create("owner/site")
     (tmp_path / "my-app.private-key.pem").write_text(github.app.private_key)
@@ -230,148 +235,150 @@ async def test_commands_and_program_of_the_page(
 # Links
 
 
-async def test_account_without_app_cannot_sync(scene: Scene) -> None:
-    info = await scene.stage.repos.create(scene.stage.theirs)
+async def test_account_without_app_cannot_sync(linked_repo: LinkedRepo) -> None:
+    info = await linked_repo.hosting.repos.create(linked_repo.hosting.theirs)
     with pytest.raises(GithubNotConnected, match="stead github connect"):
-        await scene.links.enable(scene.stage.theirs, info.id, NAME)
+        await linked_repo.links.enable(linked_repo.hosting.theirs, info.id, NAME)
 
 
-async def test_app_needs_installation_and_write_permission(scene: Scene) -> None:
-    hosted = scene.github.repos[NAME]
+async def test_app_needs_installation_and_write_permission(linked_repo: LinkedRepo) -> None:
+    hosted = linked_repo.github.repos[NAME]
     hosted.installed = False
     with pytest.raises(GithubRefused, match="install"):
-        await scene.links.enable(scene.stage.ours, scene.repository.id, NAME)
+        await linked_repo.links.enable(linked_repo.hosting.ours, linked_repo.repository.id, NAME)
     hosted.installed = True
     hosted.contents = "read"
     with pytest.raises(GithubRefused, match="may not write"):
-        await scene.links.enable(scene.stage.ours, scene.repository.id, NAME)
+        await linked_repo.links.enable(linked_repo.hosting.ours, linked_repo.repository.id, NAME)
     with pytest.raises(GithubRefused, match="octo/nothing"):
-        await scene.links.enable(scene.stage.ours, scene.repository.id, "octo/nothing")
+        await linked_repo.links.enable(linked_repo.hosting.ours, linked_repo.repository.id, "octo/nothing")
     with pytest.raises(NotLinked):
-        await scene.links.get(scene.repository.id)
+        await linked_repo.links.get(linked_repo.repository.id)
 
 
-async def test_app_with_wrong_key_is_refused(scene: Scene) -> None:
-    known = scene.github.app
+async def test_app_with_wrong_key_is_refused(linked_repo: LinkedRepo) -> None:
+    known = linked_repo.github.app
     key = RSAKey.generate_key(2048).as_pem(private=True).decode()
     other = App(known.id, key, "secret", known.url, known.api_url)
-    await scene.links.apps.connect(scene.stage.ours, other)
+    await linked_repo.links.apps.connect(linked_repo.hosting.ours, other)
     with pytest.raises(GithubRefused, match="rejected the App"):
-        await scene.links.enable(scene.stage.ours, scene.repository.id, NAME)
+        await linked_repo.links.enable(linked_repo.hosting.ours, linked_repo.repository.id, NAME)
 
 
 async def test_unreachable_github_is_reported_and_retried(tmp_path: Path) -> None:
-    async with playing(tmp_path, retry=[0.1]) as scene:
-        await scene.enable()
-        scene.github.down = True
+    async with playing(tmp_path, retry=[0.1]) as linked_repo:
+        await linked_repo.enable()
+        linked_repo.github.down = True
         with pytest.raises(GithubFailed, match="503"):
-            await scene.links.enable(scene.stage.ours, scene.repository.id, "octo/other")
-        await scene.commit("README")
-        link = await scene.sync()
+            await linked_repo.links.enable(linked_repo.hosting.ours, linked_repo.repository.id, "octo/other")
+        await linked_repo.commit("README")
+        link = await linked_repo.sync()
         assert link.state is LinkState.FAILED and "503" in str(link.error)
-        scene.github.down = False
-        await until(scene.same, LIMIT)
+        linked_repo.github.down = False
+        await until(linked_repo.same, LIMIT)
 
         async def well() -> bool:
-            return (await scene.links.get(scene.repository.id)).state is LinkState.SYNCED
+            return (await linked_repo.links.get(linked_repo.repository.id)).state is LinkState.SYNCED
 
         await until(well, LIMIT)
-        assert (await scene.links.get(scene.repository.id)).error is None
+        assert (await linked_repo.links.get(linked_repo.repository.id)).error is None
 
 
-async def test_repository_has_at_most_one_link(scene: Scene) -> None:
-    scene.github.create("octo/other")
-    await scene.enable()
-    assert (await scene.links.enable(scene.stage.ours, scene.repository.id, f"{NAME}.git")).name == NAME
+async def test_repository_has_at_most_one_link(linked_repo: LinkedRepo) -> None:
+    linked_repo.github.create("octo/other")
+    await linked_repo.enable()
+    assert (
+        await linked_repo.links.enable(linked_repo.hosting.ours, linked_repo.repository.id, f"{NAME}.git")
+    ).name == NAME
     with pytest.raises(LinkConflict, match=NAME):
-        await scene.links.enable(scene.stage.ours, scene.repository.id, "octo/other")
-    second = await scene.stage.repository()
+        await linked_repo.links.enable(linked_repo.hosting.ours, linked_repo.repository.id, "octo/other")
+    second = await linked_repo.hosting.repository()
     with pytest.raises(LinkConflict, match="another repository"):
-        await scene.links.enable(scene.stage.ours, second.id, NAME)
+        await linked_repo.links.enable(linked_repo.hosting.ours, second.id, NAME)
     # Another account with its own App may have its own copy.
-    await scene.links.apps.connect(scene.stage.theirs, scene.github.app)
-    info = await scene.stage.repos.create(scene.stage.theirs)
-    await scene.links.enable(scene.stage.theirs, info.id, NAME)
+    await linked_repo.links.apps.connect(linked_repo.hosting.theirs, linked_repo.github.app)
+    info = await linked_repo.hosting.repos.create(linked_repo.hosting.theirs)
+    await linked_repo.links.enable(linked_repo.hosting.theirs, info.id, NAME)
 
 
-async def test_disabled_sync_leaves_both_sides_alone(scene: Scene) -> None:
-    await scene.commit("README")
-    await scene.enable()
-    before = scene.there
-    await scene.links.disable(scene.repository.id)
-    await scene.commit("more")
-    await scene.links.refs_changed(scene.repository.id)
+async def test_disabled_sync_leaves_both_sides_alone(linked_repo: LinkedRepo) -> None:
+    await linked_repo.commit("README")
+    await linked_repo.enable()
+    before = linked_repo.there
+    await linked_repo.links.disable(linked_repo.repository.id)
+    await linked_repo.commit("more")
+    await linked_repo.links.refs_changed(linked_repo.repository.id)
     with pytest.raises(NotLinked):
-        await scene.sync()
+        await linked_repo.sync()
     with pytest.raises(NotLinked):
-        await scene.links.disable(scene.repository.id)
-    kept = await scene.repository.git.run(scene.repository.path, "for-each-ref", "refs/stead/")
-    assert kept == b"" and scene.there == before
+        await linked_repo.links.disable(linked_repo.repository.id)
+    kept = await linked_repo.repository.git.run(linked_repo.repository.path, "for-each-ref", "refs/stead/")
+    assert kept == b"" and linked_repo.there == before
     # Enabled again, the two are still related.
-    assert (await scene.enable()).state is LinkState.SYNCED
-    assert await scene.same()
+    assert (await linked_repo.enable()).state is LinkState.SYNCED
+    assert await linked_repo.same()
 
 
-async def test_deleted_repository_has_no_link(scene: Scene) -> None:
-    await scene.commit("README")
-    await scene.enable()
-    before = scene.there
-    await scene.stage.repos.delete(scene.repository.id)
+async def test_deleted_repository_has_no_link(linked_repo: LinkedRepo) -> None:
+    await linked_repo.commit("README")
+    await linked_repo.enable()
+    before = linked_repo.there
+    await linked_repo.hosting.repos.delete(linked_repo.repository.id)
     with pytest.raises(NotLinked):
-        await scene.sync()
-    assert scene.there == before
-    second = await scene.stage.repository()
-    await scene.links.enable(scene.stage.ours, second.id, NAME)
+        await linked_repo.sync()
+    assert linked_repo.there == before
+    second = await linked_repo.hosting.repository()
+    await linked_repo.links.enable(linked_repo.hosting.ours, second.id, NAME)
 
 
-async def test_renamed_github_repository_is_found(scene: Scene) -> None:
-    await scene.enable()
-    scene.github.rename(NAME, "octo/site")
-    link = await scene.sync()
+async def test_renamed_github_repository_is_found(linked_repo: LinkedRepo) -> None:
+    await linked_repo.enable()
+    linked_repo.github.rename(NAME, "octo/site")
+    link = await linked_repo.sync()
     assert link.state is LinkState.FAILED
-    body, headers = scene.github.webhook("octo/site", "repository")
-    apps = await scene.links.apps.by_app_id(scene.github.app.id)
-    assert not await scene.links.receive_webhook(apps, headers["X-Hub-Signature-256"], body + b" ")
-    assert await scene.links.receive_webhook(apps, headers["X-Hub-Signature-256"], body)
-    await scene.commit("README")
-    link = await scene.sync()
+    body, headers = linked_repo.github.webhook("octo/site", "repository")
+    apps = await linked_repo.links.apps.by_app_id(linked_repo.github.app.id)
+    assert not await linked_repo.links.receive_webhook(apps, headers["X-Hub-Signature-256"], body + b" ")
+    assert await linked_repo.links.receive_webhook(apps, headers["X-Hub-Signature-256"], body)
+    await linked_repo.commit("README")
+    link = await linked_repo.sync()
     assert (link.name, link.state) == ("octo/site", LinkState.SYNCED)
-    assert scene.github.refs("octo/site") == await scene.here()
+    assert linked_repo.github.refs("octo/site") == await linked_repo.here()
 
 
 # Tokens
 
 
-async def test_token_is_cached_until_near_expiry(scene: Scene) -> None:
-    scene.github.lifetime = 300
-    await scene.enable()
-    nearly_over = scene.github.given
-    scene.github.lifetime = 3600
+async def test_token_is_cached_until_near_expiry(linked_repo: LinkedRepo) -> None:
+    linked_repo.github.lifetime = 300
+    await linked_repo.enable()
+    nearly_over = linked_repo.github.given
+    linked_repo.github.lifetime = 3600
     for _ in range(3):
-        await scene.sync()
-    assert scene.github.given == nearly_over + 1
+        await linked_repo.sync()
+    assert linked_repo.github.given == nearly_over + 1
 
 
-async def test_revoked_token_is_replaced(scene: Scene) -> None:
-    await scene.enable()
-    scene.github.tokens.clear()
-    sha = await scene.commit("README")
-    assert (await scene.sync()).state is LinkState.SYNCED
-    assert scene.there == {"refs/heads/main": sha}
-    scene.github.repos[NAME].installed = False
-    scene.github.tokens.clear()
-    link = await scene.sync()
+async def test_revoked_token_is_replaced(linked_repo: LinkedRepo) -> None:
+    await linked_repo.enable()
+    linked_repo.github.tokens.clear()
+    sha = await linked_repo.commit("README")
+    assert (await linked_repo.sync()).state is LinkState.SYNCED
+    assert linked_repo.there == {"refs/heads/main": sha}
+    linked_repo.github.repos[NAME].installed = False
+    linked_repo.github.tokens.clear()
+    link = await linked_repo.sync()
     assert link.state is LinkState.FAILED and "install" in str(link.error)
 
 
-async def test_no_token_is_left_in_the_repository(scene: Scene) -> None:
-    await scene.commit("README")
-    await scene.enable()
-    (token,) = scene.github.tokens
-    for path in scene.repository.path.rglob("*"):
+async def test_no_token_is_left_in_the_repository(linked_repo: LinkedRepo) -> None:
+    await linked_repo.commit("README")
+    await linked_repo.enable()
+    (token,) = linked_repo.github.tokens
+    for path in linked_repo.repository.path.rglob("*"):
         assert not path.is_file() or token.encode() not in path.read_bytes()
-    assert token not in repr(await scene.links.get(scene.repository.id))
-    assert scene.github.app.private_key not in repr(scene.github.app)
+    assert token not in repr(await linked_repo.links.get(linked_repo.repository.id))
+    assert linked_repo.github.app.private_key not in repr(linked_repo.github.app)
 
 
 # Names

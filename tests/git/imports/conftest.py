@@ -7,17 +7,17 @@ import pytest
 import pytest_asyncio
 
 from stead.repos.transfer.imports import Imports
-from support.git_hosting import Stage, staged
+from support.git_hosting import RepoHosting, open_hosting
 from support.git_imports import LOCAL, Importing, add
 from support.git_repos import git
 from support.git_server import GitServer, serving
 
 
 @pytest_asyncio.fixture(scope="module")
-async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+async def hosting(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RepoHosting]:
     """Shared by all tests; at the end every repository must pass fsck."""
-    async with staged(tmp_path_factory.mktemp("stage")) as stage:
-        yield stage
+    async with open_hosting(tmp_path_factory.mktemp("stage")) as hosting:
+        yield hosting
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def server(elsewhere: GitServer, tmp_path: Path) -> GitServer:
 
 
 @pytest.fixture
-def scene(stage: Stage, server: GitServer) -> Importing:
-    return Importing(stage, server, Imports(LOCAL, timeout=30))
+def importing(hosting: RepoHosting, server: GitServer) -> Importing:
+    return Importing(hosting, server, Imports(LOCAL, timeout=30))
 
 
 @pytest.fixture

@@ -84,12 +84,12 @@ HOSTILE_TARS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_TARS)
-async def test_malicious_and_corrupt_tars_are_refused(scene: Importing, name: str) -> None:
-    scene.server.pages["/a"] = Page(HOSTILE_TARS[name])
-    await scene.refused(scene.archive("tar"), (InvalidPath, SourceInvalid))
+async def test_malicious_and_corrupt_tars_are_refused(importing: Importing, name: str) -> None:
+    importing.server.pages["/a"] = Page(HOSTILE_TARS[name])
+    await importing.refused(importing.archive("tar"), (InvalidPath, SourceInvalid))
 
 
-async def test_tars_with_corrupt_headers_are_refused(scene: Importing) -> None:
+async def test_tars_with_corrupt_headers_are_refused(importing: Importing) -> None:
     pax = tarfile.TarInfo("x")
     pax.type = tarfile.XHDTYPE
     for data in (
@@ -102,11 +102,11 @@ async def test_tars_with_corrupt_headers_are_refused(scene: Importing) -> None:
     ):
         pax.size = len(data)
         header = pax.tobuf() + data + b"\0" * (-len(data) % 512)
-        scene.server.pages["/a"] = Page(header + tar_of(file("a")))
-        await scene.refused(scene.archive("tar"), SourceInvalid)
+        importing.server.pages["/a"] = Page(header + tar_of(file("a")))
+        await importing.refused(importing.archive("tar"), SourceInvalid)
     pax.size = 1 << 30
-    scene.server.pages["/a"] = Page(pax.tobuf() + b"\0" * 10_000)
-    await scene.refused(scene.archive("tar"), SourceInvalid, "too long")
+    importing.server.pages["/a"] = Page(pax.tobuf() + b"\0" * 10_000)
+    await importing.refused(importing.archive("tar"), SourceInvalid, "too long")
 
 
 def lying_zip() -> bytes:
@@ -152,9 +152,9 @@ HOSTILE_ZIPS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_ZIPS)
-async def test_malicious_and_corrupt_zips_are_refused(scene: Importing, name: str) -> None:
-    scene.server.pages["/a"] = Page(HOSTILE_ZIPS[name])
-    await scene.refused(scene.archive("zip"), (InvalidPath, SourceInvalid))
+async def test_malicious_and_corrupt_zips_are_refused(importing: Importing, name: str) -> None:
+    importing.server.pages["/a"] = Page(HOSTILE_ZIPS[name])
+    await importing.refused(importing.archive("zip"), (InvalidPath, SourceInvalid))
 
 
 def test_fuzzed_archives_are_imported_or_refused(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_fuzzed_archives_are_imported_or_refused(tmp_path: Path) -> None:
     assert {4, 3, ArchiveInvalid, InvalidPath} <= ends
 
 
-async def test_archive_bombs_are_refused(scene: Importing) -> None:
+async def test_archive_bombs_are_refused(importing: Importing) -> None:
     zeros = bytes(3 << 16)
     plain = tar_of(file("a", zeros))
     archives: dict[str, tuple[Kind, bytes]] = {
@@ -201,35 +201,35 @@ async def test_archive_bombs_are_refused(scene: Importing) -> None:
         "zip": ("zip", zip_of(("a", zeros))),
         "many": ("zip", zip_of(*((f"{number}", zeros[:6000]) for number in range(30)))),
     }
-    bounded = scene.limited(bounds=ArchiveLimits(unpacked=2 << 16))
+    bounded = importing.limited(bounds=ArchiveLimits(unpacked=2 << 16))
     for name, (kind, data) in archives.items():
-        scene.server.pages[f"/{name}"] = Page(data)
-        await scene.refused(bounded.archive(kind, name), TooLarge)
+        importing.server.pages[f"/{name}"] = Page(data)
+        await importing.refused(bounded.archive(kind, name), TooLarge)
     for name, (kind, _) in archives.items():
-        repository = await scene.make(scene.archive(kind, name))
+        repository = await importing.make(importing.archive(kind, name))
         assert len(files(repository)) == (30 if name == "many" else 1)
 
 
-async def test_compression_ratio_limit(scene: Importing) -> None:
+async def test_compression_ratio_limit(importing: Importing) -> None:
     """Far below the size limit, but over the compression ratio limit."""
     plain = tar_of(file("a", bytes(1 << 20)))
-    scene.server.pages["/bomb"] = Page(gzip.compress(plain, 1))
-    limited = scene.limited(bounds=ArchiveLimits(ratio=50, ratio_from=1 << 19))
-    await scene.refused(limited.archive("tar", "bomb"), TooLarge)
+    importing.server.pages["/bomb"] = Page(gzip.compress(plain, 1))
+    limited = importing.limited(bounds=ArchiveLimits(ratio=50, ratio_from=1 << 19))
+    await importing.refused(limited.archive("tar", "bomb"), TooLarge)
 
 
-async def test_archive_entry_limit(scene: Importing) -> None:
+async def test_archive_entry_limit(importing: Importing) -> None:
     names = [f"{number}" for number in range(11)]
-    scene.server.pages["/tar"] = Page(tar_of(*(file(name) for name in names)))
-    scene.server.pages["/folders"] = Page(tar_of(*(special(name, tarfile.DIRTYPE) for name in names)))
-    scene.server.pages["/zip"] = Page(zip_of(*((name, b"") for name in names)))
-    few, enough = (scene.limited(bounds=ArchiveLimits(entries=most)) for most in (10, 11))
-    await scene.refused(few.archive("tar", "tar"), TooLarge)
-    await scene.refused(few.archive("tar", "folders"), TooLarge)
-    await scene.refused(few.archive("zip", "zip"), TooLarge)
+    importing.server.pages["/tar"] = Page(tar_of(*(file(name) for name in names)))
+    importing.server.pages["/folders"] = Page(tar_of(*(special(name, tarfile.DIRTYPE) for name in names)))
+    importing.server.pages["/zip"] = Page(zip_of(*((name, b"") for name in names)))
+    few, enough = (importing.limited(bounds=ArchiveLimits(entries=most)) for most in (10, 11))
+    await importing.refused(few.archive("tar", "tar"), TooLarge)
+    await importing.refused(few.archive("tar", "folders"), TooLarge)
+    await importing.refused(few.archive("zip", "zip"), TooLarge)
     kinds: tuple[Kind, ...] = ("tar", "zip")
     for kind in kinds:
-        repository = await scene.make(enough.archive(kind, kind))
+        repository = await importing.make(enough.archive(kind, kind))
         assert len(files(repository)) == 11
 
 

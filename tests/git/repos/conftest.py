@@ -3,9 +3,9 @@
 import pytest_asyncio
 
 from stead.repos.repository import Repository
-from support.git_hosting import Stage
+from support.git_hosting import RepoHosting
 
 
 @pytest_asyncio.fixture
-async def repository(stage: Stage) -> Repository:
-    return await stage.repository()
+async def repository(hosting: RepoHosting) -> Repository:
+    return await hosting.repository()

@@ -7,25 +7,25 @@ import pytest_asyncio
 
 from stead.repos.repository import Repository
 from stead.repos.search.search import Search
-from support.git_hosting import Stage, staged
+from support.git_hosting import RepoHosting, open_hosting
 from support.git_search import put
 
 
 @pytest_asyncio.fixture(scope="module")
-async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
-    async with staged(tmp_path_factory.mktemp("search")) as stage:
-        yield stage
+async def hosting(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RepoHosting]:
+    async with open_hosting(tmp_path_factory.mktemp("search")) as hosting:
+        yield hosting
 
 
 @pytest_asyncio.fixture
-async def repository(stage: Stage) -> Repository:
-    return await stage.repository()
+async def repository(hosting: RepoHosting) -> Repository:
+    return await hosting.repository()
 
 
 @pytest_asyncio.fixture(scope="module")
-async def several(stage: Stage) -> Repository:
+async def several(hosting: RepoHosting) -> Repository:
     """Files whose names differ for patterns; read only."""
-    repository = await stage.repository()
+    repository = await hosting.repository()
     every = ["a.ts", "src/b.ts", "src/x/c.ts", "src/x/d.md", "-O", "x y/é.md", "src/*.js"]
     await put(repository, dict.fromkeys(every, "here\n"))
     return repository

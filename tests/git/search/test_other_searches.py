@@ -6,7 +6,7 @@ from stead.repos.committing import Change, commit
 from stead.repos.fast_import import Author
 from stead.repos.repository import Repository
 from stead.repos.search.search import Search
-from support.git_hosting import staged
+from support.git_hosting import open_hosting
 from support.git_search import put
 
 NOBODY = 1_899_999_998
@@ -37,8 +37,8 @@ async def test_search_file_names(repository: Repository, search: Search) -> None
 
 
 async def test_file_name_regex_runs_as_the_git_user(open_folder: Path) -> None:
-    async with staged(open_folder, NOBODY) as stage:
-        repository = await stage.repository()
+    async with open_hosting(open_folder, NOBODY) as hosting:
+        repository = await hosting.repository()
         await put(repository, {"src/a.ts": "x\n"})
         assert (await Search().files(repository, r"\.ts$", regex=True)).total_files == 1
 

@@ -14,7 +14,7 @@ from stead.repos.search.cache import SearchCache
 from stead.repos.search.content import files_with_lines
 from stead.repos.search.query import InvalidRegex, Query
 from stead.repos.search.search import Search
-from support.git_hosting import Stage
+from support.git_hosting import RepoHosting
 from support.git_repos import git
 from support.git_search import put
 from support.waiting import until
@@ -57,8 +57,8 @@ async def test_cache_key_has_all_parameters(repository: Repository, search: Sear
     assert counts == [2, 1, 1, 1, 0, 1, 1, 0]
 
 
-async def test_deleting_repository_clears_its_cache(stage: Stage, search: Search) -> None:
-    one, two = await stage.repository(), await stage.repository()
+async def test_deleting_repository_clears_its_cache(hosting: RepoHosting, search: Search) -> None:
+    one, two = await hosting.repository(), await hosting.repository()
     for each in (one, two):
         await put(each, {"a": "needle\n"})
         await search.content(each, "needle")

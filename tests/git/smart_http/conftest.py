@@ -8,28 +8,28 @@ import pytest
 import pytest_asyncio
 
 from support.git_client import GitClient
-from support.git_hosting import Site, served
+from support.git_hosting import RepoServer, served
 from support.smart_http import gits_in, templates
 
 
 @pytest_asyncio.fixture(scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    async with served(tmp_path_factory.mktemp("hosting")) as site:
-        yield site
+async def repo_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RepoServer]:
+    async with served(tmp_path_factory.mktemp("hosting")) as repo_server:
+        yield repo_server
 
 
 @pytest_asyncio.fixture
-async def host(site: Site) -> AsyncIterator[Site]:
+async def host(repo_server: RepoServer) -> AsyncIterator[RepoServer]:
     """The server; after each test its repositories pass fsck and no git process is left."""
-    yield site
-    await site.stage.check()
-    for info in (await site.stage.repos.list(site.stage.ours, limit=1000)).items:
-        await site.stage.repos.delete(info.id)
-    assert gits_in(site) == []
+    yield repo_server
+    await repo_server.hosting.check()
+    for info in (await repo_server.hosting.repos.list(repo_server.hosting.ours, limit=1000)).items:
+        await repo_server.hosting.repos.delete(info.id)
+    assert gits_in(repo_server) == []
 
 
 @pytest_asyncio.fixture
-async def http(host: Site) -> AsyncIterator[httpx2.AsyncClient]:
+async def http(host: RepoServer) -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(base_url=host.url, timeout=30) as client:
         yield client
 

@@ -11,18 +11,18 @@ import pytest
 from stead.api.smart_http import is_git_stream
 from stead.repos.transfer.serving import InvalidStream, PushCommands, TooManyCommands, packet
 from support.git_client import GitClient, basic
-from support.git_hosting import Site, served
+from support.git_hosting import RepoServer, served
 from support.smart_http import NOWHERE, filled
 
 # Access
 
 
-async def test_access_levels_for_clone_and_push(host: Site, git: GitClient) -> None:
+async def test_access_levels_for_clone_and_push(host: RepoServer, git: GitClient) -> None:
     """All callers against all kinds of repositories, with the real git."""
     private, work = await filled(host, git)
     public, _ = await filled(host, git, public=True)
-    stranger = await host.stage.accounts.create(f"other-{private.id[:8]}")
-    _, foreign = await host.stage.accounts.create_key(stranger.id)
+    stranger = await host.hosting.accounts.create(f"other-{private.id[:8]}")
+    _, foreign = await host.hosting.accounts.create_key(stranger.id)
     secrets = {
         "nobody": "",
         "owner": host.key,
@@ -51,7 +51,7 @@ async def test_access_levels_for_clone_and_push(host: Site, git: GitClient) -> N
     assert [line.split("/")[-1] for line in branches.splitlines()] == ["from-1", "main"]
 
 
-async def test_credentials_as_basic_or_bearer(host: Site, git: GitClient) -> None:
+async def test_credentials_as_basic_or_bearer(host: RepoServer, git: GitClient) -> None:
     repo, _ = await filled(host, git)
     token = await host.token(repo)
     for secret in (host.key, token):
@@ -62,7 +62,7 @@ async def test_credentials_as_basic_or_bearer(host: Site, git: GitClient) -> Non
 
 
 async def test_inaccessible_and_missing_repositories_look_alike(
-    host: Site, git: GitClient, http: httpx2.AsyncClient
+    host: RepoServer, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     private, _ = await filled(host, git)
     missing = "12345678-1234-4234-8234-123456789abc"
@@ -88,27 +88,27 @@ async def test_inaccessible_and_missing_repositories_look_alike(
     assert answers[0].headers["content-type"].startswith("text/plain")
 
 
-async def test_revoked_permission_applies_to_the_next_request(host: Site, git: GitClient) -> None:
+async def test_revoked_permission_applies_to_the_next_request(host: RepoServer, git: GitClient) -> None:
     repo, work = await filled(host, git)
-    identity = await host.stage.identities.create(host.stage.ours)
-    await host.stage.access.grant(host.stage.ours, identity.id, repo.id, "write")
-    info, token = await host.stage.identities.create_token(host.stage.ours, identity.id)
+    identity = await host.hosting.identities.create(host.hosting.ours)
+    await host.hosting.access.grant(host.hosting.ours, identity.id, repo.id, "write")
+    info, token = await host.hosting.identities.create_token(host.hosting.ours, identity.id)
     place = host.remote(repo, token)
     await git("push", "-q", place, "main:a", cwd=work)
-    await host.stage.access.change(identity.id, repo.id, "read")
+    await host.hosting.access.change(identity.id, repo.id, "read")
     assert (await git.run("push", place, "main:b", cwd=work)).status != 0
     await git("ls-remote", place)
-    await host.stage.access.revoke(identity.id, repo.id)
+    await host.hosting.access.revoke(identity.id, repo.id)
     assert "or no access to it" in (await git.run("ls-remote", place)).err
-    await host.stage.access.grant(host.stage.ours, identity.id, repo.id, "read")
-    await host.stage.identities.revoke_token(host.stage.ours, identity.id, info.id)
+    await host.hosting.access.grant(host.hosting.ours, identity.id, repo.id, "read")
+    await host.hosting.identities.revoke_token(host.hosting.ours, identity.id, info.id)
     assert "Authentication failed" in (await git.run("ls-remote", place)).err
 
 
 # Refusals
 
 
-async def test_push_to_reserved_refs_is_refused(host: Site, git: GitClient) -> None:
+async def test_push_to_reserved_refs_is_refused(host: RepoServer, git: GitClient) -> None:
     """Internal refs are neither pushed nor listed, and invalid names are refused."""
     repo, work = await filled(host, git)
     await git("--git-dir", str(host.path(repo)), "update-ref", "refs/stead/own", "refs/heads/main")
@@ -124,7 +124,7 @@ async def test_push_to_reserved_refs_is_refused(host: Site, git: GitClient) -> N
 
 
 @pytest.mark.parametrize("name", [".git", "..", ".GIT", "git~1"])
-async def test_push_of_malicious_tree_is_refused(host: Site, git: GitClient, name: str) -> None:
+async def test_push_of_malicious_tree_is_refused(host: RepoServer, git: GitClient, name: str) -> None:
     repo, work = await filled(host, git)
     blob = await git("hash-object", "-w", "--stdin", cwd=work, stdin=b"evil")
     inner = await git("mktree", cwd=work, stdin=f"100644 blob {blob}\tconfig\n".encode())
@@ -153,7 +153,7 @@ async def test_push_size_and_ref_limits(tmp_path: Path, git: GitClient) -> None:
         assert "max 10" in ran.err
         await git("push", "-q", "origin", *(f"main~1:refs/heads/b{number}" for number in range(10)), cwd=work)
         assert len((await git("ls-remote", "--heads", host.remote(repo))).splitlines()) == 11
-        await host.stage.check()
+        await host.hosting.check()
 
 
 def test_push_commands_are_parsed_across_chunk_boundaries() -> None:
@@ -196,7 +196,7 @@ def test_only_packs_and_lfs_objects_are_streamed() -> None:
 
 
 async def test_invalid_smart_http_requests_are_refused(
-    host: Site, git: GitClient, http: httpx2.AsyncClient
+    host: RepoServer, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     repo, _ = await filled(host, git)
     http.headers["authorization"] = f"Bearer {host.key}"
@@ -237,14 +237,14 @@ async def test_invalid_smart_http_requests_are_refused(
         answer = await http.send(request)
         assert answer.status_code == status, (request.method, request.url, answer.text)
         assert answer.headers["content-type"].startswith("text/plain")
-        assert str(host.stage.folder) not in answer.text
+        assert str(host.hosting.folder) not in answer.text
     for path in ("/12345678-1234-1234-8234-123456789abc/info/refs", f"/{repo.id}"):
         answer = await http.get(path)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json"), path
 
 
 async def test_gzip_request_is_accepted_and_gzip_bomb_refused(
-    host: Site, git: GitClient, http: httpx2.AsyncClient
+    host: RepoServer, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     repo, work = await filled(host, git, 3)
     sha = await git("rev-parse", "main", cwd=work)
@@ -263,7 +263,7 @@ async def test_gzip_request_is_accepted_and_gzip_bomb_refused(
         assert answer.status_code == 400
 
 
-async def test_long_negotiation_from_git_is_gzipped(host: Site, git: GitClient) -> None:
+async def test_long_negotiation_from_git_is_gzipped(host: RepoServer, git: GitClient) -> None:
     """A client with many commits of its own negotiates with a long request."""
     repo, work = await filled(host, git)
     await git("clone", "-q", host.remote(repo), "mine")
@@ -280,7 +280,7 @@ async def test_long_negotiation_from_git_is_gzipped(host: Site, git: GitClient) 
     assert await git("rev-parse", "origin/main", cwd=mine) == made
 
 
-async def test_fetch_of_missing_object_gets_git_error(host: Site, git: GitClient) -> None:
+async def test_fetch_of_missing_object_gets_git_error(host: RepoServer, git: GitClient) -> None:
     _, work = await filled(host, git)
     for version in (0, 2):
         ran = await git.run("-c", f"protocol.version={version}", "fetch", "origin", "1" * 40, cwd=work)

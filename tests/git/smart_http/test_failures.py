@@ -11,13 +11,15 @@ import pytest
 
 from stead.repos.transfer.serving import packet
 from support.git_client import GitClient
-from support.git_hosting import Site, served
+from support.git_hosting import RepoServer, served
 from support.smart_http import filled, gits_in
 from support.waiting import until
 
 
 @contextlib.asynccontextmanager
-async def _half_a_push(host: Site, repo: str, size: int, body: bytes) -> AsyncIterator[asyncio.StreamReader]:
+async def _half_a_push(
+    host: RepoServer, repo: str, size: int, body: bytes
+) -> AsyncIterator[asyncio.StreamReader]:
     """A client that announces more than it sends, and disconnects at the end of the block."""
     name, port = host.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(name, int(port))
@@ -33,7 +35,7 @@ async def _half_a_push(host: Site, repo: str, size: int, body: bytes) -> AsyncIt
             await writer.wait_closed()
 
 
-async def test_aborted_push_leaves_nothing(host: Site, git: GitClient) -> None:
+async def test_aborted_push_leaves_nothing(host: RepoServer, git: GitClient) -> None:
     """No git process, object or lock is left, and the next push works."""
     repo, work = await filled(host, git)
     before = sorted(str(path) for path in host.path(repo).rglob("*"))
@@ -52,7 +54,7 @@ async def test_aborted_push_leaves_nothing(host: Site, git: GitClient) -> None:
     await git("push", "-q", "origin", "main", cwd=work)
 
 
-async def test_aborted_clone_leaves_no_process(host: Site, git: GitClient) -> None:
+async def test_aborted_clone_leaves_no_process(host: RepoServer, git: GitClient) -> None:
     repo, work = await filled(host, git)
     sha = await git.commit(work, {"large": os.urandom(24 << 20)})
     await git("push", "-q", "origin", "main", cwd=work)
@@ -69,7 +71,7 @@ async def test_aborted_clone_leaves_no_process(host: Site, git: GitClient) -> No
 
 
 async def test_incomplete_git_response_aborts_the_connection(
-    host: Site, git: GitClient, http: httpx2.AsyncClient
+    host: RepoServer, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     """An object is corrupt: the client detects an incomplete pack, and the response has no host paths."""
     repo, work = await filled(host, git)
@@ -85,7 +87,7 @@ async def test_incomplete_git_response_aborts_the_connection(
         await http.post(f"/{repo.id}/git-upload-pack", headers=headers, content=question)
     ran = await git.run("clone", host.remote(repo), "mine")
     assert ran.status != 0
-    assert str(host.stage.folder) not in ran.err
+    assert str(host.hosting.folder) not in ran.err
     damaged.write_bytes(whole)
     await git("clone", "-q", host.remote(repo), "again")
 
@@ -120,10 +122,10 @@ async def test_transfer_has_a_time_limit(tmp_path: Path, git: GitClient) -> None
         assert gits_in(host) == []
 
 
-async def test_deleted_repository_is_gone_for_git(host: Site, git: GitClient) -> None:
+async def test_deleted_repository_is_gone_for_git(host: RepoServer, git: GitClient) -> None:
     repo, work = await filled(host, git)
     await git("ls-remote", host.remote(repo))
-    await host.stage.repos.delete(repo.id)
+    await host.hosting.repos.delete(repo.id)
     for version in (0, 2):
         ran = await git.run("-c", f"protocol.version={version}", "ls-remote", host.remote(repo))
         assert "or no access to it" in ran.err

@@ -9,21 +9,23 @@ import httpx2
 import pytest
 
 from support.git_client import GitClient
-from support.git_hosting import Recorder, Site
+from support.git_hosting import Recorder, RepoServer
 from support.smart_http import filled
 
 # Clone, fetch, push
 
 
-async def test_clone_of_empty_repository_has_its_default_branch(host: Site, git: GitClient) -> None:
-    repo = await host.stage.repos.create(host.stage.ours, default_branch="trunk")
+async def test_clone_of_empty_repository_has_its_default_branch(host: RepoServer, git: GitClient) -> None:
+    repo = await host.hosting.repos.create(host.hosting.ours, default_branch="trunk")
     ran = await git.run("clone", host.remote(repo), "mine")
     assert ran.status == 0, ran.err
     assert await git("symbolic-ref", "HEAD", cwd=git.home / "mine") == "refs/heads/trunk"
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-async def test_clone_and_push_with_every_protocol_version(host: Site, git: GitClient, version: int) -> None:
+async def test_clone_and_push_with_every_protocol_version(
+    host: RepoServer, git: GitClient, version: int
+) -> None:
     """Clone, push and fetch behave the same in each version."""
     repo, work = await filled(host, git, 3)
     setting = ("-c", f"protocol.version={version}")
@@ -38,7 +40,7 @@ async def test_clone_and_push_with_every_protocol_version(host: Site, git: GitCl
 
 
 @pytest.mark.parametrize("form", ["/{}", "/{}.git", "/git/{}", "/git/{}.git"])
-async def test_clone_with_every_url_form(host: Site, git: GitClient, form: str) -> None:
+async def test_clone_with_every_url_form(host: RepoServer, git: GitClient, form: str) -> None:
     repo, work = await filled(host, git)
     place = host.url.replace("http://", f"http://x:{host.key}@") + form.format(repo.id)
     assert (await git("ls-remote", place, "refs/heads/main")).split()[0] == await git(
@@ -47,11 +49,14 @@ async def test_clone_with_every_url_form(host: Site, git: GitClient, form: str) 
 
 
 async def test_advertisement_equals_git_http_backend(
-    host: Site, git: GitClient, http: httpx2.AsyncClient
+    host: RepoServer, git: GitClient, http: httpx2.AsyncClient
 ) -> None:
     """The same headers and bytes as from `git http-backend`, in all versions and for both services."""
     repo, _ = await filled(host, git)
-    settings = {"GIT_CONFIG_GLOBAL": str(host.stage.folder / "repos" / "gitconfig"), "GIT_CONFIG_COUNT": "2"}
+    settings = {
+        "GIT_CONFIG_GLOBAL": str(host.hosting.folder / "repos" / "gitconfig"),
+        "GIT_CONFIG_COUNT": "2",
+    }
     settings |= {"GIT_CONFIG_KEY_0": "uploadpack.allowAnySHA1InWant", "GIT_CONFIG_VALUE_0": "true"}
     settings |= {"GIT_CONFIG_KEY_1": "uploadpack.allowRefInWant", "GIT_CONFIG_VALUE_1": "false"}
     for protocol in ("", "version=1", "version=2"):
@@ -78,7 +83,7 @@ async def test_advertisement_equals_git_http_backend(
                 assert answer.headers[name] == value
 
 
-async def test_shallow_clone_and_deepen(host: Site, git: GitClient) -> None:
+async def test_shallow_clone_and_deepen(host: RepoServer, git: GitClient) -> None:
     repo, _ = await filled(host, git, 6)
     await git("clone", "-q", "--depth=1", host.remote(repo), "mine")
     mine = git.home / "mine"
@@ -89,7 +94,7 @@ async def test_shallow_clone_and_deepen(host: Site, git: GitClient) -> None:
     assert counts == ["1", "3", "6"]
 
 
-async def test_push_from_shallow_clone(host: Site, git: GitClient) -> None:
+async def test_push_from_shallow_clone(host: RepoServer, git: GitClient) -> None:
     repo, work = await filled(host, git, 4)
     await git("clone", "-q", "--depth=1", host.remote(repo), "mine")
     made = await git.commit(git.home / "mine", {"more": "1"})
@@ -99,7 +104,7 @@ async def test_push_from_shallow_clone(host: Site, git: GitClient) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 2])
-async def test_partial_clone_fetches_missing_blobs(host: Site, git: GitClient, version: int) -> None:
+async def test_partial_clone_fetches_missing_blobs(host: RepoServer, git: GitClient, version: int) -> None:
     repo, work = await filled(host, git, 5)
     setting = ("-c", f"protocol.version={version}")
     await git(*setting, "clone", "-q", "--filter=blob:none", "--no-checkout", host.remote(repo), "mine")
@@ -110,7 +115,7 @@ async def test_partial_clone_fetches_missing_blobs(host: Site, git: GitClient, v
     assert (mine / "file4").read_text() == (work / "file4").read_text()
 
 
-async def test_force_push_delete_branch_and_push_tags(host: Site, git: GitClient) -> None:
+async def test_force_push_delete_branch_and_push_tags(host: RepoServer, git: GitClient) -> None:
     repo, work = await filled(host, git, 2)
     await git("push", "-q", "origin", "main:side", cwd=work)
     await git("commit", "-q", "--amend", "-m", "otherwise", cwd=work)
@@ -135,7 +140,7 @@ async def test_force_push_delete_branch_and_push_tags(host: Site, git: GitClient
     )
 
 
-async def test_push_larger_than_post_buffer_is_chunked(host: Site, git: GitClient) -> None:
+async def test_push_larger_than_post_buffer_is_chunked(host: RepoServer, git: GitClient) -> None:
     repo, work = await filled(host, git)
     await git.commit(work, {"large": os.urandom(5 << 20)})
     traced = await git.run("push", "origin", "main", cwd=work, env={"GIT_CURL_VERBOSE": "1"})
@@ -145,10 +150,10 @@ async def test_push_larger_than_post_buffer_is_chunked(host: Site, git: GitClien
     assert (git.home / "mine" / "large").read_bytes() == (work / "large").read_bytes()
 
 
-async def test_push_hook_is_called_for_each_push(host: Site, git: GitClient) -> None:
+async def test_push_hook_is_called_for_each_push(host: RepoServer, git: GitClient) -> None:
     repo, work = await filled(host, git)
     pushes = Recorder()
-    host.stage.writer.subscribe(pushes)
+    host.hosting.writer.subscribe(pushes)
     await git("clone", "-q", host.remote(repo), "mine")
     await git("push", "-q", "origin", "main:one", cwd=work)
     await git("push", "-q", "origin", "main:other", "main:third", cwd=work)
@@ -156,7 +161,7 @@ async def test_push_hook_is_called_for_each_push(host: Site, git: GitClient) -> 
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.slow)])
-async def test_many_refs_in_one_push(host: Site, git: GitClient, count: int) -> None:
+async def test_many_refs_in_one_push(host: RepoServer, git: GitClient, count: int) -> None:
     """Every ref is synced to disk before the push is acknowledged."""
     repo, work = await filled(host, git)
     sha = await git("rev-parse", "main", cwd=work)
@@ -171,7 +176,9 @@ async def test_many_refs_in_one_push(host: Site, git: GitClient, count: int) -> 
 
 
 @pytest.mark.parametrize("clients", [10, pytest.param(50, marks=pytest.mark.slow)], ids=["ten", "fifty"])
-async def test_concurrent_pushes_to_one_branch_lose_nothing(host: Site, git: GitClient, clients: int) -> None:
+async def test_concurrent_pushes_to_one_branch_lose_nothing(
+    host: RepoServer, git: GitClient, clients: int
+) -> None:
     """Three rounds: all clients build on the same commit and push; each round has exactly one winner."""
     repo, work = await filled(host, git)
     winners = []
@@ -210,7 +217,7 @@ def _resident() -> int:
 
 
 @pytest.mark.slow
-async def test_two_gigabytes_are_streamed_in_bounded_memory(host: Site, git: GitClient) -> None:
+async def test_two_gigabytes_are_streamed_in_bounded_memory(host: RepoServer, git: GitClient) -> None:
     """The server runs in this process: its peak memory is sampled during a 2 GB transfer."""
     repo, work = await filled(host, git)
     for number in range(32):

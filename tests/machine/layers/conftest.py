@@ -7,11 +7,11 @@ import pytest_asyncio
 
 from stead.store.database import open_database
 from support.databases import put_database
-from support.layer_stage import Stage
+from support.layers_on_disk import LayersOnDisk
 
 
 @pytest_asyncio.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+async def on_disk(tmp_path: Path) -> AsyncIterator[LayersOnDisk]:
     database = await open_database(await put_database(tmp_path / "stead.db"))
-    yield Stage(tmp_path, database)
+    yield LayersOnDisk(tmp_path, database)
     await database.dispose()

@@ -18,7 +18,7 @@ from stead.machines import layers as layers_module
 from stead.machines.layers import Collected
 from stead.store.database import open_database
 from support.databases import put_database
-from support.layer_stage import Bottom, Stage, join
+from support.layers_on_disk import Bottom, LayersOnDisk, join
 
 pytestmark = pytest.mark.usefixtures("root")  # frozen layers are given to root
 T = TypeVar("T")
@@ -98,11 +98,11 @@ class Histories(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         database = self.run(put_database(self.data / "stead.db"))
-        self.stage = Stage(self.data, self.run(open_database(database)))
+        self.on_disk = LayersOnDisk(self.data, self.run(open_database(database)))
 
     def teardown(self) -> None:
         if hasattr(self, "stage"):
-            self.run(self.stage.database.dispose())
+            self.run(self.on_disk.database.dispose())
         self.exits.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -115,25 +115,25 @@ class Histories(RuleBasedStateMachine):
         return [machine for machine in self.model.machines if machine not in self.model.asleep]
 
     def freeze(self, machine: str, *, adopt: bool = True, **changes: object) -> str:
-        layer = self.stage.new_id("layer")
+        layer = self.on_disk.new_id("layer")
         text = f"<{layer}>"
-        self.stage.top(machine, layer).write_text(text)
-        self.run(self.stage.record(machine, layer, **changes))
+        self.on_disk.top(machine, layer).write_text(text)
+        self.run(self.on_disk.record(machine, layer, **changes))
         self.model.freeze(machine, layer, text)
         if adopt:
-            self.run(self.stage.layers.adopt(layer, machine))
+            self.run(self.on_disk.layers.adopt(layer, machine))
         return layer
 
     def make_checkpoint(self) -> str:
-        checkpoint = self.stage.new_id("checkpoint")
-        folder = self.stage.host.checkpoints.folder(checkpoint)
+        checkpoint = self.on_disk.new_id("checkpoint")
+        folder = self.on_disk.host.checkpoints.folder(checkpoint)
         folder.mkdir()
         (folder / "memory").write_text("memory")
         return checkpoint
 
     def restart(self) -> None:
-        self.stage.open()
-        self.run(self.stage.layers.finish_adoptions())
+        self.on_disk.open()
+        self.run(self.on_disk.layers.finish_adoptions())
         self.collect()
 
     # VMs and snapshots
@@ -143,7 +143,7 @@ class Histories(RuleBasedStateMachine):
         layer = None
         if source := data.draw(st.sampled_from([None, *self.model.snapshots])):
             layer, _ = self.model.snapshots[source]
-        machine = self.run(self.stage.machine(layer))
+        machine = self.run(self.on_disk.machine(layer))
         self.model.machines[machine] = self.model.use(layer)
 
     @precondition(lambda self: self.awake())
@@ -151,7 +151,7 @@ class Histories(RuleBasedStateMachine):
     def fork(self, data: st.DataObject, children: int) -> None:
         layer = self.freeze(self.pick(data, self.awake()))
         for _ in range(children):
-            child = self.run(self.stage.machine(layer))
+            child = self.run(self.on_disk.machine(layer))
             self.model.machines[child] = self.model.use(layer)
 
     @precondition(lambda self: self.awake())
@@ -162,10 +162,10 @@ class Histories(RuleBasedStateMachine):
         with contextlib.ExitStack() as stack:
             if memory:
                 checkpoint = self.make_checkpoint()
-                stack.enter_context(self.stage.layers.building(checkpoint))
+                stack.enter_context(self.on_disk.layers.building(checkpoint))
                 # Someone else's collection comes while the row is still to be written.
-                self.run(self.stage.layers.collect())
-            snapshot = self.run(self.stage.snapshot(layer, checkpoint))
+                self.run(self.on_disk.layers.collect())
+            snapshot = self.run(self.on_disk.snapshot(layer, checkpoint))
         self.model.snapshots[snapshot] = self.model.use(layer), checkpoint
 
     @precondition(lambda self: self.awake())
@@ -173,7 +173,7 @@ class Histories(RuleBasedStateMachine):
     def suspend(self, data: st.DataObject) -> None:
         machine = self.pick(data, self.awake())
         checkpoint = self.make_checkpoint()
-        with self.stage.layers.building(checkpoint):
+        with self.on_disk.layers.building(checkpoint):
             self.freeze(machine, checkpoint=checkpoint)
         self.model.asleep[machine] = checkpoint
 
@@ -181,14 +181,14 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def wake(self, data: st.DataObject) -> None:
         machine = self.pick(data, list(self.model.asleep))
-        self.run(self.stage.machines.update(machine, checkpoint=None))
+        self.run(self.on_disk.machines.update(machine, checkpoint=None))
         del self.model.asleep[machine]
 
     @precondition(lambda self: self.model.machines)
     @rule(data=st.data())
     def delete_machine(self, data: st.DataObject) -> None:
         machine = self.pick(data, list(self.model.machines))
-        self.run(self.stage.remove_machine(machine))
+        self.run(self.on_disk.remove_machine(machine))
         self.model.asleep.pop(machine, None)
         self.model.release(self.model.machines.pop(machine))
 
@@ -196,7 +196,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete_snapshot(self, data: st.DataObject) -> None:
         snapshot = self.pick(data, list(self.model.snapshots))
-        self.run(self.stage.snapshots.delete(snapshot))
+        self.run(self.on_disk.snapshots.delete(snapshot))
         self.model.release(self.model.snapshots.pop(snapshot)[0])
 
     # Merging and collecting
@@ -214,22 +214,22 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def merge(self, data: st.DataObject) -> None:
         layer, count = self.choose_merge(data)
-        assert self.run(self.stage.layers.merge_if_long(layer, Bottom()))
+        assert self.run(self.on_disk.layers.merge_if_long(layer, Bottom()))
         self.model.merge(layer, count)
 
     @rule()
     def collect(self) -> None:
-        self.run(self.stage.layers.collect())
-        rows = self.run(self.stage.rows())
+        self.run(self.on_disk.layers.collect())
+        rows = self.run(self.on_disk.rows())
         assert rows.keys() == self.model.layers.keys()
         assert {name: row.parent for name, row in rows.items()} == {
             name: layer.parent for name, layer in self.model.layers.items()
         }
-        assert self.stage.files() == {row.file for row in rows.values()}
-        assert self.stage.checkpoints() == self.model.checkpoints
+        assert self.on_disk.files() == {row.file for row in rows.values()}
+        assert self.on_disk.checkpoints() == self.model.checkpoints
         for name, layer in self.model.layers.items():
             assert (self.data / "layers" / rows[name].file).read_text() == layer.text
-        assert self.run(self.stage.layers.collect()) == Collected()
+        assert self.run(self.on_disk.layers.collect()) == Collected()
 
     # The power fails
 
@@ -257,7 +257,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), recorded=st.booleans())
     def lose_power_around_the_record_of_a_merge(self, data: st.DataObject, recorded: bool) -> None:
         layer, count = self.choose_merge(data)
-        rebase = self.stage.store.rebase
+        rebase = self.on_disk.store.rebase
 
         async def cut(layer_id: str, file: str, parent: str | None) -> bool:
             if recorded:
@@ -265,8 +265,8 @@ class Histories(RuleBasedStateMachine):
             raise PowerCut
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(PowerCut):
-            patch.setattr(self.stage.store, "rebase", cut)
-            self.run(self.stage.layers.merge_if_long(layer, Bottom()))
+            patch.setattr(self.on_disk.store, "rebase", cut)
+            self.run(self.on_disk.layers.merge_if_long(layer, Bottom()))
         if recorded:
             self.model.merge(layer, count)
         self.restart()
@@ -278,7 +278,7 @@ class Histories(RuleBasedStateMachine):
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(PowerCut):
             patch.setattr(layer_files, "in_thread", cut)
-            self.run(self.stage.layers.collect())
+            self.run(self.on_disk.layers.collect())
         self.restart()
 
     # Always
@@ -288,7 +288,7 @@ class Histories(RuleBasedStateMachine):
         """Every reference reads the content that was frozen, whatever was collected and merged since."""
         users = [*self.model.machines.values(), *(layer for layer, _ in self.model.snapshots.values())]
         for layer in set(users):
-            files = self.run(self.stage.chain(layer))
+            files = self.run(self.on_disk.chain(layer))
             assert "".join(file.read_text() for file in reversed(files)) == self.model.content(layer)
 
 

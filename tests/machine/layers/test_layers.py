@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stead.errors import HostError
 from stead.machines.chains import how_many_to_merge, needed
 from stead.machines.layers import MAX_CHAIN, Collected
-from support.layer_stage import Stage
+from support.layers_on_disk import LayersOnDisk
 
 pytestmark = pytest.mark.usefixtures("root")  # frozen layers are given to root
 
@@ -64,137 +64,137 @@ def test_layers_below_a_referenced_layer_are_needed() -> None:
 
 
 async def test_a_chain_finishes_an_adoption_which_moves_its_layer_to_root(
-    stage: Stage,
+    on_disk: LayersOnDisk,
 ) -> None:
-    machine = await stage.machine()
-    top = stage.top(machine, "frozen")
+    machine = await on_disk.machine()
+    top = on_disk.top(machine, "frozen")
     top.write_bytes(b"disk")
     os.chown(top, 12345, 12345)
     top.chmod(0o644)
-    await stage.record(machine, "frozen")
-    (file,) = await stage.chain("frozen")
+    await on_disk.record(machine, "frozen")
+    (file,) = await on_disk.chain("frozen")
     for _ in range(2):
-        await stage.layers.adopt("frozen", machine)
+        await on_disk.layers.adopt("frozen", machine)
     facts = file.stat()
     assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o777) == (0, 0, 0o600)
     assert file.read_bytes() == b"disk"
     assert not top.exists()
 
 
-async def test_adopt_refuses_links_and_pipes(stage: Stage) -> None:
+async def test_adopt_refuses_links_and_pipes(on_disk: LayersOnDisk) -> None:
     """A link or a pipe stays in place, and recovery adopts the other layers."""
-    secret = stage.data / "secret"
+    secret = on_disk.data / "secret"
     secret.write_text("secret")
     secret.chmod(0o640)
-    hostile, honest = await stage.machine(), await stage.machine()
-    stage.top(hostile, "link").symlink_to(secret)
-    os.mkfifo(stage.top(hostile, "pipe"))
-    stage.top(honest, "disk").write_bytes(b"disk")
+    hostile, honest = await on_disk.machine(), await on_disk.machine()
+    on_disk.top(hostile, "link").symlink_to(secret)
+    os.mkfifo(on_disk.top(hostile, "pipe"))
+    on_disk.top(honest, "disk").write_bytes(b"disk")
     for machine, layer in ((hostile, "link"), (hostile, "pipe"), (honest, "disk")):
-        await stage.record(machine, layer)
+        await on_disk.record(machine, layer)
     for layer in ("link", "pipe"):
         with pytest.raises(HostError, match="disk layer"):
-            await stage.layers.adopt(layer, hostile)
-    await stage.layers.finish_adoptions()
-    assert stage.files() == {"disk.qcow2"}
+            await on_disk.layers.adopt(layer, hostile)
+    await on_disk.layers.finish_adoptions()
+    assert on_disk.files() == {"disk.qcow2"}
     assert secret.stat().st_mode & 0o777 == 0o640
 
 
-async def test_a_layer_without_file_or_row_is_reported_as_missing(stage: Stage) -> None:
-    machine = await stage.machine()
-    below, above = await stage.frozen(machine), await stage.frozen(machine)
-    assert [path.stem for path in await stage.chain(above)] == [above, below]
-    assert await stage.layers.chain(None) == []
-    (stage.data / "layers" / f"{below}.qcow2").unlink()
+async def test_a_layer_without_file_or_row_is_reported_as_missing(on_disk: LayersOnDisk) -> None:
+    machine = await on_disk.machine()
+    below, above = await on_disk.frozen(machine), await on_disk.frozen(machine)
+    assert [path.stem for path in await on_disk.chain(above)] == [above, below]
+    assert await on_disk.layers.chain(None) == []
+    (on_disk.data / "layers" / f"{below}.qcow2").unlink()
     for layer in (above, "unknown"):
         with pytest.raises(HostError, match="a disk layer is missing"):
-            await stage.layers.chain(layer)
+            await on_disk.layers.chain(layer)
     with pytest.raises(HostError, match="a disk layer is missing"):
-        await stage.layers.adopt(below, machine)
+        await on_disk.layers.adopt(below, machine)
 
 
 # Garbage collection
 
 
-async def test_collect_returns_what_it_removed(stage: Stage) -> None:
-    machine = await stage.machine()
-    layers = {await stage.frozen(machine), await stage.frozen(machine)}
-    stage.host.checkpoints.folder("checkpoint").mkdir()
-    assert await stage.layers.collect() == Collected(checkpoints=frozenset({"checkpoint"}))
-    await stage.remove_machine(machine)
+async def test_collect_returns_what_it_removed(on_disk: LayersOnDisk) -> None:
+    machine = await on_disk.machine()
+    layers = {await on_disk.frozen(machine), await on_disk.frozen(machine)}
+    on_disk.host.checkpoints.folder("checkpoint").mkdir()
+    assert await on_disk.layers.collect() == Collected(checkpoints=frozenset({"checkpoint"}))
+    await on_disk.remove_machine(machine)
     files = frozenset(f"{layer}.qcow2" for layer in layers)
-    assert await stage.layers.collect() == Collected(layers=frozenset(layers), files=files)
-    assert (stage.files(), await stage.rows()) == (set(), {})
+    assert await on_disk.layers.collect() == Collected(layers=frozenset(layers), files=files)
+    assert (on_disk.files(), await on_disk.rows()) == (set(), {})
 
 
-async def test_collect_waits_for_readers(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_collect_waits_for_readers(on_disk: LayersOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files stay while a reader that got them is active; later readers do not delay their removal."""
-    machine = await stage.machine()
-    layer = await stage.frozen(machine)
-    stage.host.checkpoints.folder("checkpoint").mkdir()
+    machine = await on_disk.machine()
+    layer = await on_disk.frozen(machine)
+    on_disk.host.checkpoints.folder("checkpoint").mkdir()
     looked = asyncio.Event()
-    checkpoints = stage.store.checkpoints
+    checkpoints = on_disk.store.checkpoints
 
     async def look() -> set[str]:
         found = await checkpoints()
         looked.set()
         return found
 
-    monkeypatch.setattr(stage.store, "checkpoints", look)
+    monkeypatch.setattr(on_disk.store, "checkpoints", look)
     async with contextlib.AsyncExitStack() as later:
-        async with stage.layers.reading():
-            files = await stage.chain(layer)
-            await stage.remove_machine(machine)
-            collecting = asyncio.create_task(stage.layers.collect())
+        async with on_disk.layers.reading():
+            files = await on_disk.chain(layer)
+            await on_disk.remove_machine(machine)
+            collecting = asyncio.create_task(on_disk.layers.collect())
             await asyncio.wait_for(looked.wait(), 60)
-            await later.enter_async_context(stage.layers.reading())
-            assert await stage.rows() == {}
+            await later.enter_async_context(on_disk.layers.reading())
+            assert await on_disk.rows() == {}
             assert all(file.exists() for file in files)
-            assert stage.checkpoints() == {"checkpoint"}
+            assert on_disk.checkpoints() == {"checkpoint"}
             assert not collecting.done()
         collected = await asyncio.wait_for(collecting, 60)
     assert collected.files == {file.name for file in files}
-    assert (stage.files(), stage.checkpoints()) == (set(), set())
+    assert (on_disk.files(), on_disk.checkpoints()) == (set(), set())
 
 
 async def test_collect_keeps_a_layer_that_gets_a_reference_meanwhile(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    on_disk: LayersOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot refers to a layer between the query for references and its removal."""
-    machine = await stage.machine()
-    below, above = await stage.frozen(machine), await stage.frozen(machine)
-    await stage.remove_machine(machine)
-    referenced = stage.store.referenced
+    machine = await on_disk.machine()
+    below, above = await on_disk.frozen(machine), await on_disk.frozen(machine)
+    await on_disk.remove_machine(machine)
+    referenced = on_disk.store.referenced
 
     async def then_used() -> set[str]:
         found = await referenced()
-        await stage.snapshot(below)
+        await on_disk.snapshot(below)
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.store, "referenced", then_used)
-        assert await stage.layers.collect() == Collected()
-    assert len(await stage.layers.chain(above)) == 2
-    assert (await stage.layers.collect()).layers == {above}
-    assert len(await stage.layers.chain(below)) == 1
+        patch.setattr(on_disk.store, "referenced", then_used)
+        assert await on_disk.layers.collect() == Collected()
+    assert len(await on_disk.layers.chain(above)) == 2
+    assert (await on_disk.layers.collect()).layers == {above}
+    assert len(await on_disk.layers.chain(below)) == 1
 
 
 async def test_collect_keeps_a_checkpoint_that_gets_its_row_meanwhile(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    on_disk: LayersOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints = stage.store.checkpoints
-    building = stage.layers.building("memory")
+    checkpoints = on_disk.store.checkpoints
+    building = on_disk.layers.building("memory")
 
     async def just_before() -> set[str]:
         found = await checkpoints()
-        await stage.snapshot(None, "memory")
+        await on_disk.snapshot(None, "memory")
         building.__exit__(None, None, None)
         return found
 
     building.__enter__()
-    stage.host.checkpoints.folder("memory").mkdir()
+    on_disk.host.checkpoints.folder("memory").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(stage.store, "checkpoints", just_before)
-        await stage.layers.collect()
-    await stage.layers.collect()
-    assert stage.checkpoints() == {"memory"}
+        patch.setattr(on_disk.store, "checkpoints", just_before)
+        await on_disk.layers.collect()
+    await on_disk.layers.collect()
+    assert on_disk.checkpoints() == {"memory"}

@@ -22,7 +22,7 @@ from stead.host import layer_files
 from stead.machines.chains import how_many_to_merge
 from stead.machines.layers import MAX_CHAIN
 from stead.store.database import open_database
-from support.layer_stage import MIB, Bottom, Stage, join
+from support.layers_on_disk import MIB, Bottom, LayersOnDisk, join
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("root")  # frozen layers are given to root
@@ -56,8 +56,8 @@ def call(*arguments: str | Path, stdin: str = "") -> str:
 class Disk:
     """A disk of real qcow2 layers, and its expected content."""
 
-    def __init__(self, stage: Stage, seed: int, bottom: tuple[Path, ...]) -> None:
-        self.stage = stage
+    def __init__(self, on_disk: LayersOnDisk, seed: int, bottom: tuple[Path, ...]) -> None:
+        self.on_disk = on_disk
         self.random = random.Random(seed)
         self.bottom = bottom
         self.expected = bytearray(content(bottom))
@@ -65,14 +65,14 @@ class Disk:
         self.layer: str | None = None
 
     async def chain(self) -> list[Path]:
-        return await self.stage.chain(self.layer)
+        return await self.on_disk.chain(self.layer)
 
     async def add_layer(self, writes: int, size: int = 0, large: bool = False) -> str:
         """Freeze a layer with data, zeros and discards here and there."""
-        self.machine = self.machine or await self.stage.machine()
+        self.machine = self.machine or await self.on_disk.machine()
         self.expected.extend(bytes(max(0, size - len(self.expected))))
-        layer = self.stage.new_id("layer")
-        top = self.stage.top(self.machine, layer)
+        layer = self.on_disk.new_id("layer")
+        top = self.on_disk.top(self.machine, layer)
         backing = ("-u", "-b", "/nowhere", "-F", "qcow2")
         create = ("qemu-img", "create", "-q", "-f", "qcow2", *backing, top, str(len(self.expected)))
         call(*create)
@@ -80,8 +80,8 @@ class Disk:
         node = described([top, *await self.chain(), *self.bottom]) | {"discard": "unmap"}
         output = call("qemu-io", f"json:{json.dumps(node)}", stdin="\n".join((*commands, "")))
         assert output.count("bytes at offset") == writes
-        await self.stage.record(self.machine, layer)
-        await self.stage.layers.adopt(layer, self.machine)
+        await self.on_disk.record(self.machine, layer)
+        await self.on_disk.layers.adopt(layer, self.machine)
         self.layer = layer
         return layer
 
@@ -128,10 +128,10 @@ def bottom(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, ...]:
 
 @pytest.mark.parametrize("large", [0, 2], ids=["all merged", "large old layers kept"])
 async def test_a_merge_does_not_change_the_content_of_a_disk(
-    stage: Stage, bottom: tuple[Path, ...], large: int
+    on_disk: LayersOnDisk, bottom: tuple[Path, ...], large: int
 ) -> None:
     """Twelve layers with writes, zeros, discards and growth are merged; no byte changes."""
-    disk = Disk(stage, 1, bottom)
+    disk = Disk(on_disk, 1, bottom)
     for number in range(12):
         size = (32 + 16 * (number // 4)) * MIB + 512
         await disk.add_layer(writes=12 if number < large else 6, size=size, large=number < large)
@@ -141,7 +141,7 @@ async def test_a_merge_does_not_change_the_content_of_a_disk(
     count = how_many_to_merge([allocated(path) for path in before], MAX_CHAIN)
     assert count == 12 - large
 
-    assert await stage.layers.merge_if_long(disk.layer, Bottom(*bottom))
+    assert await on_disk.layers.merge_if_long(disk.layer, Bottom(*bottom))
 
     after = await disk.chain()
     assert after[1:] == before[count:]
@@ -151,40 +151,42 @@ async def test_a_merge_does_not_change_the_content_of_a_disk(
     # It holds what the merged layers held, and nothing of what is below them.
     assert allocated(after[0]) <= sum(allocated(path) for path in before[:count])
     assert after[0].stat().st_mode & 0o777 == 0o600
-    assert not await stage.layers.merge_if_long(disk.layer, Bottom(*bottom))
+    assert not await on_disk.layers.merge_if_long(disk.layer, Bottom(*bottom))
 
-    collected = await stage.layers.collect()
+    collected = await on_disk.layers.collect()
     assert collected.files == {path.name for path in before[:count]}
     assert content([*after, *bottom]) == disk.expected
-    assert stage.files() == {path.name for path in after}
+    assert on_disk.files() == {path.name for path in after}
 
 
-async def test_repeated_merges_keep_a_chain_short_and_its_content(stage: Stage, tmp_path: Path) -> None:
+async def test_repeated_merges_keep_a_chain_short_and_its_content(
+    on_disk: LayersOnDisk, tmp_path: Path
+) -> None:
     """A merge after each layer, while another VM refers to one in the middle."""
     bottom = make_bottom(tmp_path, ["raw"])
-    disk = Disk(stage, 2, bottom)
+    disk = Disk(on_disk, 2, bottom)
     for number in range(18):
         layer = await disk.add_layer(writes=4, size=(64 if number > 12 else 32) * MIB)
         if number == 6:
-            await stage.snapshot(layer)
+            await on_disk.snapshot(layer)
             middle, expected = layer, bytes(disk.expected)
-        await stage.layers.merge_if_long(layer, Bottom(*bottom))
-        await stage.layers.collect()
+        await on_disk.layers.merge_if_long(layer, Bottom(*bottom))
+        await on_disk.layers.collect()
         assert len(await disk.chain()) <= MAX_CHAIN
     assert content([*await disk.chain(), *bottom]) == disk.expected
-    assert content([*await stage.chain(middle), *bottom]) == expected
+    assert content([*await on_disk.chain(middle), *bottom]) == expected
 
 
-async def test_a_merge_keeps_zeros_of_a_grown_disk(stage: Stage, tmp_path: Path) -> None:
+async def test_a_merge_keeps_zeros_of_a_grown_disk(on_disk: LayersOnDisk, tmp_path: Path) -> None:
     """Data of a larger image beyond the end of the first layers stays hidden."""
     image = tmp_path / "image.raw"
     image.write_bytes(b"\x33" * (64 * MIB))
-    disk = Disk(stage, 3, (image,))
+    disk = Disk(on_disk, 3, (image,))
     del disk.expected[32 * MIB :]
     for number in range(MAX_CHAIN + 1):
         await disk.add_layer(writes=2, size=(64 if number > 4 else 32) * MIB)
     assert disk.layer is not None
-    assert await stage.layers.merge_if_long(disk.layer, Bottom(image))
+    assert await on_disk.layers.merge_if_long(disk.layer, Bottom(image))
     assert len(await disk.chain()) == 1
     assert content([*await disk.chain(), image]) == disk.expected
 
@@ -193,8 +195,8 @@ async def test_a_merge_keeps_zeros_of_a_grown_disk(stage: Stage, tmp_path: Path)
 
 
 @pytest_asyncio.fixture
-async def long_disk(stage: Stage, tmp_path: Path) -> Disk:
-    disk = Disk(stage, 4, make_bottom(tmp_path, ["raw"]))
+async def long_disk(on_disk: LayersOnDisk, tmp_path: Path) -> Disk:
+    disk = Disk(on_disk, 4, make_bottom(tmp_path, ["raw"]))
     for _ in range(MAX_CHAIN + 1):
         await disk.add_layer(writes=3)
     return disk
@@ -204,10 +206,10 @@ async def long_disk(stage: Stage, tmp_path: Path) -> Disk:
 async def nothing_changes(disk: Disk) -> AsyncIterator[str]:
     """A merge in this block may fail: rows and files are unchanged, and the next one works."""
     assert disk.layer is not None
-    rows, files, kept = await disk.stage.rows(), disk.stage.files(), checksums(await disk.chain())
+    rows, files, kept = await disk.on_disk.rows(), disk.on_disk.files(), checksums(await disk.chain())
     yield disk.layer
-    assert await disk.stage.rows() == rows
-    assert disk.stage.files() == files
+    assert await disk.on_disk.rows() == rows
+    assert disk.on_disk.files() == files
     assert checksums(await disk.chain()) == kept
 
 
@@ -233,9 +235,9 @@ async def test_a_killed_merge_changes_nothing(long_disk: Disk, other_qemu_img: P
     )
     async with nothing_changes(long_disk) as layer:
         with pytest.raises(HostError, match="signal 9"):
-            await long_disk.stage.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
+            await long_disk.on_disk.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
     other_qemu_img.write_text("")
-    assert await long_disk.stage.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
+    assert await long_disk.on_disk.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
     assert content([*await long_disk.chain(), *long_disk.bottom]) == long_disk.expected
 
 
@@ -244,7 +246,9 @@ async def test_a_cancelled_merge_changes_nothing(long_disk: Disk, other_qemu_img
     other_qemu_img.write_text(f"touch {begun}\nexec sleep 1000\n")
 
     async with nothing_changes(long_disk) as layer:
-        merging = asyncio.create_task(long_disk.stage.layers.merge_if_long(layer, Bottom(*long_disk.bottom)))
+        merging = asyncio.create_task(
+            long_disk.on_disk.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
+        )
         await until(lambda: begun.exists(), 60)
         merging.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -258,7 +262,7 @@ async def test_a_merge_on_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     call("mount", "-t", "tmpfs", "-o", "size=128M", "tmpfs", data)
     try:
         database = await open_database(data / "stead.db")
-        disk = Disk(Stage(data, database), 5, make_bottom(tmp_path, ["raw"]))
+        disk = Disk(LayersOnDisk(data, database), 5, make_bottom(tmp_path, ["raw"]))
         for _ in range(MAX_CHAIN + 1):
             await disk.add_layer(writes=2, large=True)
         filler = data / "filler"
@@ -266,9 +270,9 @@ async def test_a_merge_on_a_full_disk_changes_nothing(tmp_path: Path) -> None:
         filler.write_bytes(bytes(free))
         async with nothing_changes(disk) as layer:
             with pytest.raises(HostError, match="No space left on device"):
-                await disk.stage.layers.merge_if_long(layer, Bottom(*disk.bottom))
+                await disk.on_disk.layers.merge_if_long(layer, Bottom(*disk.bottom))
         filler.unlink()
-        assert await disk.stage.layers.merge_if_long(layer, Bottom(*disk.bottom))
+        assert await disk.on_disk.layers.merge_if_long(layer, Bottom(*disk.bottom))
         assert content([*await disk.chain(), *disk.bottom]) == disk.expected
         await database.dispose()
     finally:
@@ -284,23 +288,23 @@ async def test_a_layer_with_a_backing_file_of_the_host_is_not_merged(long_disk: 
         file.write_bytes(original[:place] + changed + original[place + len(changed) :])
         async with nothing_changes(long_disk) as layer:
             with pytest.raises(HostError, match="disk layer"):
-                await long_disk.stage.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
+                await long_disk.on_disk.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
 
 
 async def test_a_layer_deleted_during_its_merge_leaves_nothing(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    on_disk: LayersOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = await stage.machine()
+    machine = await on_disk.machine()
     for _ in range(MAX_CHAIN + 1):
-        layer = await stage.frozen(machine)
+        layer = await on_disk.frozen(machine)
 
     async def meanwhile(layers: Sequence[Path], below: Sequence[Path], target: Path) -> None:
         await join(layers, below, target)
-        await stage.remove_machine(machine)
-        assert await stage.store.remove(list(await stage.rows()))
+        await on_disk.remove_machine(machine)
+        assert await on_disk.store.remove(list(await on_disk.rows()))
 
     monkeypatch.setattr(layer_files, "merge", meanwhile)
-    assert not await stage.layers.merge_if_long(layer, Bottom())
-    assert len((await stage.layers.collect()).files) == MAX_CHAIN + 1
-    assert stage.files() == set()
-    assert not await stage.layers.merge_if_long(layer, Bottom())
+    assert not await on_disk.layers.merge_if_long(layer, Bottom())
+    assert len((await on_disk.layers.collect()).files) == MAX_CHAIN + 1
+    assert on_disk.files() == set()
+    assert not await on_disk.layers.merge_if_long(layer, Bottom())

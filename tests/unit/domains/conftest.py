@@ -6,25 +6,25 @@ from pathlib import Path
 import pytest_asyncio
 
 from stead.domains.domains import Domains
-from support.domain_stage import DomainStage, domain_stage
+from support.domains_with_dns import DomainsWithDns, domains_with_dns
 
 
 @pytest_asyncio.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[DomainStage]:
-    async with domain_stage(tmp_path) as stage:
-        yield stage
+async def domains_dns(tmp_path: Path) -> AsyncIterator[DomainsWithDns]:
+    async with domains_with_dns(tmp_path) as domains_dns:
+        yield domains_dns
 
 
 @pytest_asyncio.fixture
-async def domains(stage: DomainStage) -> Domains:
-    return await stage.open()
+async def domains(domains_dns: DomainsWithDns) -> Domains:
+    return await domains_dns.open()
 
 
 @pytest_asyncio.fixture
-async def ours(stage: DomainStage) -> str:
-    return (await stage.accounts.create("ours")).id
+async def ours(domains_dns: DomainsWithDns) -> str:
+    return (await domains_dns.accounts.create("ours")).id
 
 
 @pytest_asyncio.fixture
-async def theirs(stage: DomainStage) -> str:
-    return (await stage.accounts.create("theirs")).id
+async def theirs(domains_dns: DomainsWithDns) -> str:
+    return (await domains_dns.accounts.create("theirs")).id

@@ -22,7 +22,7 @@ from stead.limits import LimitExceeded, Limits
 from stead.store.domains import DomainStore, MappingStore
 from stead.store.machines import MachineStore
 from support.accounts import attempt
-from support.domain_stage import DomainStage
+from support.domains_with_dns import DomainsWithDns
 
 
 def led(domains: Domains, name: str) -> tuple[str, int] | None:
@@ -34,7 +34,7 @@ def led(domains: Domains, name: str) -> tuple[str, int] | None:
 
 
 async def test_verified_domain_is_owned_with_its_subdomains(
-    stage: DomainStage, domains: Domains, ours: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
 ) -> None:
     pending = await domains.verify(ours, "Example.com.")
     assert (pending.domain, pending.record) == ("example.com", f"{LABEL}.example.com")
@@ -44,14 +44,14 @@ async def test_verified_domain_is_owned_with_its_subdomains(
         await domains.complete(ours, domain="example.com")
     assert await domains.owned(ours) == []
 
-    stage.records[pending.record] = ["v=spf1 -all", pending.code]
+    domains_dns.records[pending.record] = ["v=spf1 -all", pending.code]
     owned = await domains.complete(ours, domain="EXAMPLE.com")
     assert (owned.domain, owned.account, owned.implicit) == ("example.com", ours, False)
     assert await domains.owned(ours) == [owned]
     assert await domains.verifications(ours) == []
     assert await domains.complete(ours, domain="example.com") == owned
 
-    machine = await stage.machine(ours)
+    machine = await domains_dns.machine(ours)
     for number, name in enumerate(("example.com", "a.b.example.com", "*.example.com"), 1):
         mapping = await domains.map(ours, name, machine, number)
         assert mapping.ownership == owned.id
@@ -59,31 +59,31 @@ async def test_verified_domain_is_owned_with_its_subdomains(
 
 
 async def test_verification_is_completed_by_id_and_by_a_record_of_a_parent(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
     pending = await domains.verify(ours, "app.example.com")
-    stage.records[f"{LABEL}.example.com"] = [pending.code]
+    domains_dns.records[f"{LABEL}.example.com"] = [pending.code]
     with pytest.raises(VerificationNotFound):
         await domains.complete(theirs, verification=pending.id)
     assert (await domains.complete(ours, verification=pending.id)).domain == "app.example.com"
-    assert stage.asked == [f"{LABEL}.app.example.com", f"{LABEL}.example.com"]
+    assert domains_dns.asked == [f"{LABEL}.app.example.com", f"{LABEL}.example.com"]
     with pytest.raises(VerificationNotFound):
         await domains.complete(ours, verification=pending.id)
-    machine = await stage.machine(ours)
+    machine = await domains_dns.machine(ours)
     with pytest.raises(DomainNotVerified):
         await domains.map(ours, "other.example.com", machine, 80)
 
 
 async def test_a_failed_lookup_leaves_the_verification_pending(
-    stage: DomainStage, domains: Domains, ours: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
 ) -> None:
     pending = await domains.verify(ours, "example.com")
-    stage.broken.add(pending.record)
+    domains_dns.broken.add(pending.record)
     with pytest.raises(DnsUnavailable):
         await domains.complete(ours, domain="example.com")
     assert await domains.verifications(ours) == [pending]
-    stage.broken.clear()
-    stage.records[pending.record] = [pending.code]
+    domains_dns.broken.clear()
+    domains_dns.records[pending.record] = [pending.code]
     await domains.complete(ours, domain="example.com")
 
 
@@ -97,7 +97,7 @@ async def test_complete_needs_one_reference(domains: Domains, ours: str) -> None
 
 
 async def test_cancelled_verification_cannot_be_completed(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
     pending = await domains.verify(ours, "example.com")
     other = await domains.verify(theirs, "example.com")
@@ -106,7 +106,7 @@ async def test_cancelled_verification_cannot_be_completed(
         with pytest.raises(VerificationNotFound):
             await domains.cancel(account, "example.com", code)
     assert await domains.cancel(ours, "EXAMPLE.com", pending.code) == pending
-    stage.records[pending.record] = [pending.code]
+    domains_dns.records[pending.record] = [pending.code]
     for reference in ({"domain": "example.com"}, {"verification": pending.id}):
         with pytest.raises(VerificationNotFound):
             await domains.complete(ours, **reference)
@@ -126,20 +126,20 @@ async def test_pending_verifications_are_limited(domains: Domains, ours: str, th
 
 
 async def test_domain_cannot_be_taken_from_its_owner(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
     """Not by a verification that was started before, and not through a subdomain."""
     early = [await domains.verify(theirs, name) for name in ("example.com", "app.example.com")]
     for pending in early:
-        stage.records[pending.record].append(pending.code)
-    await stage.verified(domains, ours, "example.com")
+        domains_dns.records[pending.record].append(pending.code)
+    await domains_dns.verified(domains, ours, "example.com")
     for pending in early:
         with pytest.raises(DomainTaken):
             await domains.complete(theirs, verification=pending.id)
     for name in ("example.com", "new.example.com"):
         with pytest.raises(DomainTaken):
             await domains.verify(theirs, name)
-    machine = await stage.machine(theirs)
+    machine = await domains_dns.machine(theirs)
     for name in ("example.com", "app.example.com", "*.example.com", "*.app.example.com"):
         with pytest.raises(DomainTaken):
             await domains.map(theirs, name, machine, 80)
@@ -147,12 +147,12 @@ async def test_domain_cannot_be_taken_from_its_owner(
 
 
 async def test_owner_of_a_subdomain_keeps_it(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
     """The parent domain may be verified by another account later: its wildcard stops at the subdomain."""
-    await stage.verified(domains, ours, "app.example.com")
-    await stage.verified(domains, theirs, "example.com")
-    machine, other = await stage.machine(ours), await stage.machine(theirs)
+    await domains_dns.verified(domains, ours, "app.example.com")
+    await domains_dns.verified(domains, theirs, "example.com")
+    machine, other = await domains_dns.machine(ours), await domains_dns.machine(theirs)
     await domains.map(theirs, "*.example.com", other, 80)
     assert led(domains, "x.example.com") == (other, 80)
     assert led(domains, "app.example.com") is None
@@ -167,11 +167,11 @@ async def test_owner_of_a_subdomain_keeps_it(
 
 
 async def test_one_of_two_concurrent_completions_wins(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
     for account in (ours, theirs):
         pending = await domains.verify(account, "example.com")
-        stage.records[pending.record].append(pending.code)
+        domains_dns.records[pending.record].append(pending.code)
     results = await asyncio.gather(
         *(attempt(domains.complete(account, domain="example.com")) for account in (ours, theirs))
     )
@@ -181,10 +181,10 @@ async def test_one_of_two_concurrent_completions_wins(
 
 
 async def test_released_domain_can_be_verified_by_another_account(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
-    await stage.verified(domains, ours, "example.com")
-    machine = await stage.machine(ours)
+    await domains_dns.verified(domains, ours, "example.com")
+    machine = await domains_dns.machine(ours)
     await domains.map(ours, "app.example.com", machine, 80)
     with pytest.raises(InvalidRequest, match="unmap its names first"):
         await domains.release(ours, "example.com")
@@ -193,13 +193,15 @@ async def test_released_domain_can_be_verified_by_another_account(
     await domains.unmap(ours, "app.example.com")
     await domains.release(ours, "example.com")
     assert await domains.owned(ours) == []
-    await stage.verified(domains, theirs, "example.com")
+    await domains_dns.verified(domains, theirs, "example.com")
     with pytest.raises(DomainTaken):
         await domains.map(ours, "app.example.com", machine, 80)
 
 
-async def test_unverified_domain_cannot_be_mapped(stage: DomainStage, domains: Domains, ours: str) -> None:
-    machine = await stage.machine(ours)
+async def test_unverified_domain_cannot_be_mapped(
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
+) -> None:
+    machine = await domains_dns.machine(ours)
     await domains.verify(ours, "example.com")
     for name in ("example.com", "app.example.com", "*.example.com"):
         with pytest.raises(DomainNotVerified):
@@ -213,9 +215,9 @@ async def test_unverified_domain_cannot_be_mapped(stage: DomainStage, domains: D
 
 
 async def test_preview_name_belongs_to_the_first_account_until_it_is_unmapped(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
-    machine, other = await stage.machine(ours), await stage.machine(theirs)
+    machine, other = await domains_dns.machine(ours), await domains_dns.machine(theirs)
     mapping = await domains.map(ours, "App.style.dev", machine, 3000)
     assert (mapping.domain, mapping.port) == ("app.style.dev", 3000)
     assert led(domains, "app.style.dev") == (machine, 3000)
@@ -241,10 +243,10 @@ async def test_preview_name_belongs_to_the_first_account_until_it_is_unmapped(
 
 
 async def test_one_of_many_concurrent_accounts_gets_a_preview_name(
-    stage: DomainStage, domains: Domains
+    domains_dns: DomainsWithDns, domains: Domains
 ) -> None:
-    accounts = [(await stage.accounts.create(f"a{number}")).id for number in range(8)]
-    machines = [await stage.machine(account) for account in accounts]
+    accounts = [(await domains_dns.accounts.create(f"a{number}")).id for number in range(8)]
+    machines = [await domains_dns.machine(account) for account in accounts]
     wanted = zip(accounts, machines, strict=True)
     results = await asyncio.gather(
         *(attempt(domains.map(account, "app.style.dev", machine, 80)) for account, machine in wanted)
@@ -255,19 +257,21 @@ async def test_one_of_many_concurrent_accounts_gets_a_preview_name(
 
 
 async def test_preview_names_outlive_a_change_of_the_zones_but_give_no_rights(
-    stage: DomainStage, domains: Domains, ours: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
 ) -> None:
-    machine = await stage.machine(ours)
+    machine = await domains_dns.machine(ours)
     await domains.map(ours, "app.style.dev", machine, 80)
-    later = await stage.open(["stead.localhost"])
+    later = await domains_dns.open(["stead.localhost"])
     with pytest.raises(DomainNotVerified):
         await later.map(ours, "other.app.style.dev", machine, 80)
     await later.unmap(ours, "app.style.dev")
     assert await later.owned(ours, implicit=True) == []
 
 
-async def test_preview_url_of_a_port_is_made_once(stage: DomainStage, domains: Domains, ours: str) -> None:
-    machine, other = await stage.machine(ours), await stage.machine(ours)
+async def test_preview_url_of_a_port_is_made_once(
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
+) -> None:
+    machine, other = await domains_dns.machine(ours), await domains_dns.machine(ours)
     made = await asyncio.gather(*(domains.map_preview(ours, machine, 3000) for _ in range(5)))
     assert len({mapping.domain for mapping in made}) == 1
     assert led(domains, made[0].domain) == (machine, 3000)
@@ -282,15 +286,17 @@ async def test_preview_url_of_a_port_is_made_once(stage: DomainStage, domains: D
     await domains.map(ours, "chosen.stead.localhost", other, 5173)
     assert (await domains.map_preview(ours, other, 5173)).domain == "chosen.stead.localhost"
     with pytest.raises(InvalidRequest, match="no preview zone"):
-        await (await stage.open([])).map_preview(ours, machine, 80)
+        await (await domains_dns.open([])).map_preview(ours, machine, 80)
 
 
 # Mappings
 
 
-async def test_exact_name_wins_over_a_wildcard(stage: DomainStage, domains: Domains, ours: str) -> None:
-    await stage.verified(domains, ours, "example.com")
-    machine = await stage.machine(ours)
+async def test_exact_name_wins_over_a_wildcard(
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
+) -> None:
+    await domains_dns.verified(domains, ours, "example.com")
+    machine = await domains_dns.machine(ours)
     for name, port in (("*.example.com", 1), ("app.example.com", 2), ("*.app.example.com", 3)):
         await domains.map(ours, name, machine, port)
     expected = {
@@ -313,10 +319,10 @@ async def test_exact_name_wins_over_a_wildcard(stage: DomainStage, domains: Doma
 
 
 async def test_wildcard_does_not_reach_names_of_the_installation(
-    stage: DomainStage, domains: Domains, ours: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
 ) -> None:
-    await stage.verified(domains, ours, "freestyle.sh")
-    machine = await stage.machine(ours)
+    await domains_dns.verified(domains, ours, "freestyle.sh")
+    machine = await domains_dns.machine(ours)
     await domains.map(ours, "*.freestyle.sh", machine, 80)
     assert led(domains, "x.freestyle.sh") == (machine, 80)
     assert led(domains, "api.freestyle.sh") is None
@@ -324,8 +330,10 @@ async def test_wildcard_does_not_reach_names_of_the_installation(
         await domains.map(ours, "api.freestyle.sh", machine, 80)
 
 
-async def test_mapping_moves_between_vms_in_one_step(stage: DomainStage, domains: Domains, ours: str) -> None:
-    machine, other = await stage.machine(ours), await stage.machine(ours)
+async def test_mapping_moves_between_vms_in_one_step(
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
+) -> None:
+    machine, other = await domains_dns.machine(ours), await domains_dns.machine(ours)
     first = await domains.map(ours, "app.style.dev", machine, 80)
     assert await domains.map(ours, "app.style.dev", machine, 80) == first
     seen: list[tuple[str, int] | None] = []
@@ -347,10 +355,10 @@ async def test_mapping_moves_between_vms_in_one_step(stage: DomainStage, domains
 
 
 async def test_many_names_are_mapped_all_or_none(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
-    machine = await stage.machine(ours)
-    await domains.map(theirs, "taken.style.dev", await stage.machine(theirs), 80)
+    machine = await domains_dns.machine(ours)
+    await domains.map(theirs, "taken.style.dev", await domains_dns.machine(theirs), 80)
     good = [Target("a.style.dev", 1), Target("b.a.style.dev", 2), Target("c.stead.localhost", 3)]
     for bad, error in (
         (Target("taken.style.dev", 4), DomainTaken),
@@ -374,9 +382,9 @@ async def test_many_names_are_mapped_all_or_none(
 
 
 async def test_vm_of_another_account_or_none_cannot_be_mapped(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
-    for machine in (await stage.machine(theirs), "nowhere"):
+    for machine in (await domains_dns.machine(theirs), "nowhere"):
         with pytest.raises(MachineNotFound):
             await domains.map(ours, "app.style.dev", machine, 80)
         with pytest.raises(MachineNotFound):
@@ -386,45 +394,45 @@ async def test_vm_of_another_account_or_none_cannot_be_mapped(
 
 
 async def test_mappings_are_removed_with_their_vm(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
-    await stage.verified(domains, ours, "example.com")
-    machine, kept = await stage.machine(ours), await stage.machine(ours)
+    await domains_dns.verified(domains, ours, "example.com")
+    machine, kept = await domains_dns.machine(ours), await domains_dns.machine(ours)
     await domains.map_all(ours, machine, [Target("a.style.dev", 1), Target("example.com", 2)])
     await domains.map(ours, "x.a.style.dev", kept, 3)
     await domains.map(ours, "b.style.dev", machine, 4)
-    await stage.delete_machine(domains, machine)
+    await domains_dns.delete_machine(domains, machine)
     assert domains.mapped_names() == ["x.a.style.dev"]
     assert [mapping.domain for mapping in await domains.mappings(ours)] == ["x.a.style.dev"]
     owned = await domains.owned(ours, implicit=True)
     assert {each.domain for each in owned} == {"example.com", "a.style.dev"}
-    await domains.map(theirs, "b.style.dev", await stage.machine(theirs), 80)
+    await domains.map(theirs, "b.style.dev", await domains_dns.machine(theirs), 80)
 
 
 async def test_mapping_to_a_vm_that_is_being_deleted_leaves_nothing(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
     """Whichever comes first, no route to the deleted VM is left."""
     for number in range(20):
-        machine = await stage.machine(ours)
+        machine = await domains_dns.machine(ours)
         name = f"n{number}.style.dev"
         result, _ = await asyncio.gather(
-            attempt(domains.map(ours, name, machine, 80)), stage.delete_machine(domains, machine)
+            attempt(domains.map(ours, name, machine, 80)), domains_dns.delete_machine(domains, machine)
         )
         await domains.remove_machine(machine)
         assert isinstance(result, MachineNotFound) or not isinstance(result, SteadError), result
         assert domains.route(name) is None
-        assert await MappingStore(stage.database).all() == []
-        await domains.map(theirs, name, other := await stage.machine(theirs), 80)
-        await stage.delete_machine(domains, other)
+        assert await MappingStore(domains_dns.database).all() == []
+        await domains.map(theirs, name, other := await domains_dns.machine(theirs), 80)
+        await domains_dns.delete_machine(domains, other)
 
 
-async def test_limits_of_the_account_hold(stage: DomainStage, domains: Domains, ours: str) -> None:
-    stage.limits = Limits(domains=1, mappings=2)
-    machine = await stage.machine(ours)
-    await stage.verified(domains, ours, "example.com")
+async def test_limits_of_the_account_hold(domains_dns: DomainsWithDns, domains: Domains, ours: str) -> None:
+    domains_dns.limits = Limits(domains=1, mappings=2)
+    machine = await domains_dns.machine(ours)
+    await domains_dns.verified(domains, ours, "example.com")
     pending = await domains.verify(ours, "example.org")
-    stage.records[pending.record] = [pending.code]
+    domains_dns.records[pending.record] = [pending.code]
     with pytest.raises(LimitExceeded, match="domains is limited to 1"):
         await domains.complete(ours, domain="example.org")
     results = await asyncio.gather(
@@ -436,19 +444,19 @@ async def test_limits_of_the_account_hold(stage: DomainStage, domains: Domains, 
     await domains.map(ours, mapped[0], machine, 81)
     with pytest.raises(LimitExceeded):
         await domains.check(ours, [Target("more.style.dev", 80)])
-    stage.limits = replace(stage.limits, domains=2)
+    domains_dns.limits = replace(domains_dns.limits, domains=2)
     await domains.complete(ours, domain="example.org")
 
 
 async def test_lists_are_paged_oldest_first_and_filtered(
-    stage: DomainStage, domains: Domains, ours: str, theirs: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str, theirs: str
 ) -> None:
-    first = await stage.verified(domains, ours, "example.com")
-    second = await stage.verified(domains, ours, "example.org")
-    machine = await stage.machine(ours)
+    first = await domains_dns.verified(domains, ours, "example.com")
+    second = await domains_dns.verified(domains, ours, "example.org")
+    machine = await domains_dns.machine(ours)
     names = [f"n{number}.example.{'org' if number % 3 else 'com'}" for number in range(12)]
     made = [await domains.map(ours, name, machine, 80) for name in names]
-    await domains.map(theirs, "x.style.dev", await stage.machine(theirs), 80)
+    await domains.map(theirs, "x.style.dev", await domains_dns.machine(theirs), 80)
     assert await domains.mappings(ours) == made
     assert await domains.mappings(ours, limit=10) == made[:10]
     assert await domains.mappings(ours, limit=5, offset=10) == made[10:]
@@ -461,42 +469,44 @@ async def test_lists_are_paged_oldest_first_and_filtered(
     assert [each.id for each in await domains.owned(ours, limit=1, offset=1)] == [second]
 
 
-async def test_watchers_hear_of_every_change(stage: DomainStage, domains: Domains, ours: str) -> None:
+async def test_watchers_hear_of_every_change(
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
+) -> None:
     seen: list[list[str]] = []
     domains.watch(lambda: seen.append(sorted(domains.mapped_names())))
-    machine = await stage.machine(ours)
+    machine = await domains_dns.machine(ours)
     await domains.map(ours, "a.style.dev", machine, 80)
     await domains.map(ours, "b.style.dev", machine, 80)
     await domains.unmap(ours, "a.style.dev")
-    await stage.delete_machine(domains, machine)
+    await domains_dns.delete_machine(domains, machine)
     assert seen == [["a.style.dev"], ["a.style.dev", "b.style.dev"], ["b.style.dev"], []]
 
 
 async def test_cancelled_caller_leaves_memory_and_rows_the_same(
-    stage: DomainStage, domains: Domains, ours: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
 ) -> None:
-    machine = await stage.machine(ours)
+    machine = await domains_dns.machine(ours)
     for steps in range(12):
         task = asyncio.create_task(domains.map(ours, f"n{steps}.style.dev", machine, 80))
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait({task})
-    rows = {row.domain for row in await MappingStore(stage.database).all()}
+    rows = {row.domain for row in await MappingStore(domains_dns.database).all()}
     assert rows == set(domains.mapped_names())
-    owned = {row.domain for row in await DomainStore(stage.database).all()}
+    owned = {row.domain for row in await DomainStore(domains_dns.database).all()}
     assert owned == rows
 
 
 async def test_restart_keeps_everything_and_releases_unused_preview_names(
-    stage: DomainStage, domains: Domains, ours: str
+    domains_dns: DomainsWithDns, domains: Domains, ours: str
 ) -> None:
-    await stage.verified(domains, ours, "example.com")
-    machine, gone = await stage.machine(ours), await stage.machine(ours)
+    await domains_dns.verified(domains, ours, "example.com")
+    machine, gone = await domains_dns.machine(ours), await domains_dns.machine(ours)
     await domains.map_all(ours, machine, [Target("*.example.com", 1), Target("a.style.dev", 2)])
     await domains.map(ours, "b.style.dev", gone, 3)
-    await MachineStore(stage.database).delete(gone)
-    later = await stage.open()
+    await MachineStore(domains_dns.database).delete(gone)
+    later = await domains_dns.open()
     assert sorted(later.mapped_names()) == ["*.example.com", "a.style.dev"]
     assert led(later, "x.example.com") == (machine, 1)
     owned = await later.owned(ours, implicit=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stead.domains.domains import Domains
 from stead.errors import SteadError
-from support.domain_stage import DomainStage, domain_stage
+from support.domains_with_dns import DomainsWithDns, domains_with_dns
 
 ACCOUNTS = ("ann", "bob")
 NAMES = (
@@ -62,10 +62,10 @@ class Model:
         return found[1]
 
 
-async def play(stage: DomainStage, steps: list[tuple[str, str, str, int]]) -> None:
-    domains, model = await stage.open(), Model()
-    accounts = {name: (await stage.accounts.create(name)).id for name in ACCOUNTS}
-    machines = {name: [await stage.machine(accounts[name]) for _ in range(4)] for name in ACCOUNTS}
+async def play(domains_dns: DomainsWithDns, steps: list[tuple[str, str, str, int]]) -> None:
+    domains, model = await domains_dns.open(), Model()
+    accounts = {name: (await domains_dns.accounts.create(name)).id for name in ACCOUNTS}
+    machines = {name: [await domains_dns.machine(accounts[name]) for _ in range(4)] for name in ACCOUNTS}
     for what, who, name, number in steps:
         account = accounts.get(who, "")
         expected = True
@@ -82,7 +82,7 @@ async def play(stage: DomainStage, steps: list[tuple[str, str, str, int]]) -> No
                     del model.mapped[name]
                 case "verify":
                     expected = model.owner(name) in (None, who)
-                    await stage.verified(domains, account, name)
+                    await domains_dns.verified(domains, account, name)
                     model.verified[name] = who
                 case "release":
                     if model.verified.get(name) == who:
@@ -97,25 +97,25 @@ async def play(stage: DomainStage, steps: list[tuple[str, str, str, int]]) -> No
                     del model.verified[name]
                 case "delete":
                     machine = machines[who][number]
-                    await stage.delete_machine(domains, machine)
-                    machines[who][number] = await stage.machine(account)
+                    await domains_dns.delete_machine(domains, machine)
+                    machines[who][number] = await domains_dns.machine(account)
                     model.mapped = {key: to for key, to in model.mapped.items() if to[1] != machine}
                 case "restart":
-                    domains = await stage.open()
+                    domains = await domains_dns.open()
         except SteadError as error:
             assert not expected, (what, who, name, str(error))
         else:
             assert expected, (what, who, name)
-        await check(stage, domains, model)
+        await check(domains_dns, domains, model)
 
 
 def domains_id(domains: Domains, name: str) -> str:
     return domains._routes.owned[name].id
 
 
-async def check(stage: DomainStage, domains: Domains, model: Model) -> None:
+async def check(domains_dns: DomainsWithDns, domains: Domains, model: Model) -> None:
     assert sorted(domains.mapped_names()) == sorted(model.mapped)
-    again = await stage.open()
+    again = await domains_dns.open()
     for host in HOSTS:
         route = domains.route(host)
         assert (route and route.machine) == model.route(host), host
@@ -129,7 +129,7 @@ async def check(stage: DomainStage, domains: Domains, model: Model) -> None:
 def test_memory_rows_and_model_agree_after_any_history(steps: list[tuple[str, str, str, int]]) -> None:
     async def run() -> None:
         with TemporaryDirectory() as folder:
-            async with domain_stage(Path(folder)) as stage:
-                await play(stage, steps)
+            async with domains_with_dns(Path(folder)) as domains_dns:
+                await play(domains_dns, steps)
 
     asyncio.run(run())

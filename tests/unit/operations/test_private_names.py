@@ -15,12 +15,12 @@ from stead.machines.records import Properties
 from stead.networks.names import MAX_ADDRESSES
 from stead.store.database import Database
 from stead.store.machines import MachineStore
+from support.account_vpc import AccountVpc
 from support.engine import restart
 from support.fake_server import FakeServer
-from support.vpc_stage import VpcStage
 
 
-class Stage(VpcStage):
+class VpcWithNames(AccountVpc):
     async def create(self, name: str | None, vpc: str | None = "", **options: Any) -> Machine:
         """A VM in the VPC; with `vpc` in another one, or in none."""
         nic = None if vpc is None else NicRequest(vpc or self.vpc)
@@ -39,34 +39,34 @@ class Stage(VpcStage):
 
 
 @pytest_asyncio.fixture
-async def stage(server: FakeServer) -> Stage:
-    return await Stage.of(server, "10.0.0.0/24")
+async def account_vpc(server: FakeServer) -> VpcWithNames:
+    return await VpcWithNames.of(server, "10.0.0.0/24")
 
 
 @pytest_asyncio.fixture
-async def web(stage: Stage) -> AsyncIterator[Machine]:
+async def web(account_vpc: VpcWithNames) -> AsyncIterator[Machine]:
     """A VM that asks; its address is 10.0.0.1."""
-    yield await stage.create("web")
+    yield await account_vpc.create("web")
 
 
-async def test_a_vm_is_found_by_its_name_and_its_id(stage: Stage, web: Machine) -> None:
-    db = await stage.create("My DB")
+async def test_a_vm_is_found_by_its_name_and_its_id(account_vpc: VpcWithNames, web: Machine) -> None:
+    db = await account_vpc.create("My DB")
     for label in ("my-db", "MY-DB", "my_db", db.id, db.id.upper()):
-        assert await stage.resolved(web, label) == ["10.0.0.2"]
+        assert await account_vpc.resolved(web, label) == ["10.0.0.2"]
     for label in ("db", "mydb", "", "-", db.id[:-1], "é" * 60):
-        assert await stage.resolved(web, label) == []
-    assert await stage.resolved(web, "web") == ["10.0.0.1"], "its own"
-    names, slot = stage.server.private_names, await stage.slot(web)
+        assert await account_vpc.resolved(web, label) == []
+    assert await account_vpc.resolved(web, "web") == ["10.0.0.1"], "its own"
+    names, slot = account_vpc.server.private_names, await account_vpc.slot(web)
     assert names.name(slot, IPv4Address("10.0.0.2")) == "my-db.internal"
     assert names.name(slot, IPv4Address("10.0.0.9")) is None
-    unnamed = await stage.create(None)
+    unnamed = await account_vpc.create(None)
     assert names.name(slot, IPv4Address("10.0.0.3")) == f"{unnamed.id}.internal"
 
 
-async def test_names_end_at_the_vpc(stage: Stage, web: Machine) -> None:
-    other = (await stage.networks.create(stage.account, "10.0.0.0/24")).id
-    elsewhere, outside = await stage.create("db", other), await stage.create("db", None)
-    assert await stage.resolved(elsewhere, "db") == ["10.0.0.1"]
+async def test_names_end_at_the_vpc(account_vpc: VpcWithNames, web: Machine) -> None:
+    other = (await account_vpc.networks.create(account_vpc.account, "10.0.0.0/24")).id
+    elsewhere, outside = await account_vpc.create("db", other), await account_vpc.create("db", None)
+    assert await account_vpc.resolved(elsewhere, "db") == ["10.0.0.1"]
     for asker, label in (
         (web, "db"),
         (web, elsewhere.id),
@@ -77,59 +77,63 @@ async def test_names_end_at_the_vpc(stage: Stage, web: Machine) -> None:
         (outside, "db"),
         (outside, outside.id),
     ):
-        assert await stage.resolved(asker, label) == []
-    names = stage.server.private_names
+        assert await account_vpc.resolved(asker, label) == []
+    names = account_vpc.server.private_names
     for asker in (elsewhere, outside):
-        assert names.name(await stage.slot(asker), IPv4Address("10.0.0.1")) != "web.internal"
+        assert names.name(await account_vpc.slot(asker), IPv4Address("10.0.0.1")) != "web.internal"
     unused = 60_000
     assert not names.addresses(unused, "web")
 
 
-async def test_an_ambiguous_name_has_all_addresses_and_the_oldest_first(stage: Stage, web: Machine) -> None:
-    first, second = await stage.create("db"), await stage.create("DB ")
-    assert await stage.resolved(web, "db") == ["10.0.0.2", "10.0.0.3"]
-    decoy = await stage.create(first.id)
-    assert await stage.resolved(web, first.id) == ["10.0.0.2"], "an id has one address"
-    assert await stage.resolved(web, decoy.id) == ["10.0.0.4"]
+async def test_an_ambiguous_name_has_all_addresses_and_the_oldest_first(
+    account_vpc: VpcWithNames, web: Machine
+) -> None:
+    first, second = await account_vpc.create("db"), await account_vpc.create("DB ")
+    assert await account_vpc.resolved(web, "db") == ["10.0.0.2", "10.0.0.3"]
+    decoy = await account_vpc.create(first.id)
+    assert await account_vpc.resolved(web, first.id) == ["10.0.0.2"], "an id has one address"
+    assert await account_vpc.resolved(web, decoy.id) == ["10.0.0.4"]
     await first.delete()
-    assert await stage.resolved(web, "db") == ["10.0.0.3"]
+    assert await account_vpc.resolved(web, "db") == ["10.0.0.3"]
     await second.delete()
     for _ in range(MAX_ADDRESSES + 2):
-        await stage.create("many")
-    assert len(await stage.resolved(web, "many")) == MAX_ADDRESSES
+        await account_vpc.create("many")
+    assert len(await account_vpc.resolved(web, "many")) == MAX_ADDRESSES
 
 
-async def test_changes_are_seen_by_the_next_query(stage: Stage, web: Machine) -> None:
-    machines = stage.server.machines
-    assert await stage.resolved(web, "db") == []
-    db = await stage.create("db", recreate=True)
-    assert await stage.resolved(web, "db") == ["10.0.0.2"]
+async def test_changes_are_seen_by_the_next_query(account_vpc: VpcWithNames, web: Machine) -> None:
+    machines = account_vpc.server.machines
+    assert await account_vpc.resolved(web, "db") == []
+    db = await account_vpc.create("db", recreate=True)
+    assert await account_vpc.resolved(web, "db") == ["10.0.0.2"]
     (copy,) = await db.fork(name="copy")
-    assert await stage.resolved(web, "copy") == await stage.resolved(db, "copy") == ["10.0.0.3"]
-    assert await stage.resolved(copy, "db") == ["10.0.0.2"]
+    assert await account_vpc.resolved(web, "copy") == await account_vpc.resolved(db, "copy") == ["10.0.0.3"]
+    assert await account_vpc.resolved(copy, "db") == ["10.0.0.2"]
     snapshot = await db.snapshot()
-    await stage.create("clone", snapshot=snapshot.id)
-    assert await stage.resolved(web, "clone") == ["10.0.0.4"]
+    await account_vpc.create("clone", snapshot=snapshot.id)
+    assert await account_vpc.resolved(web, "clone") == ["10.0.0.4"]
     for change in (db.suspend, db.stop):
         await change()
-        assert await stage.resolved(web, "db") == ["10.0.0.2"], "also of a VM that does not run"
+        assert await account_vpc.resolved(web, "db") == ["10.0.0.2"], "also of a VM that does not run"
     await machines.rename(db.id, "store")
-    assert await stage.resolved(web, "db") == []
-    assert await stage.resolved(web, "store") == ["10.0.0.2"]
+    assert await account_vpc.resolved(web, "db") == []
+    assert await account_vpc.resolved(web, "store") == ["10.0.0.2"]
     await machines.rename(db.id, None)
-    assert await stage.resolved(web, "store") == []
-    assert await stage.resolved(web, db.id) == ["10.0.0.2"]
+    assert await account_vpc.resolved(web, "store") == []
+    assert await account_vpc.resolved(web, db.id) == ["10.0.0.2"]
     await machines.rename(db.id, "db")
-    await restart(stage.server)
-    machines = stage.server.machines
+    await restart(account_vpc.server)
+    machines = account_vpc.server.machines
     db, web = await machines.get(db.id), await machines.get(web.id)
-    assert await stage.resolved(web, "db") == ["10.0.0.2"]
+    assert await account_vpc.resolved(web, "db") == ["10.0.0.2"]
     await db.delete()
     for label in ("db", db.id):
-        assert await stage.resolved(web, label) == []
-    assert [each.names for each in await stage.networks.members(stage.account, stage.vpc)].count(()) == 1
+        assert await account_vpc.resolved(web, label) == []
+    assert [
+        each.names for each in await account_vpc.networks.members(account_vpc.account, account_vpc.vpc)
+    ].count(()) == 1
     await db.start()
-    assert await stage.resolved(web, "db") == ["10.0.0.2"], "recreated"
+    assert await account_vpc.resolved(web, "db") == ["10.0.0.2"], "recreated"
 
 
 async def test_all_parts_of_an_installation_use_one_store_of_vms(

@@ -26,7 +26,7 @@ class Mapped:
     account: str = "account"
 
 
-class Site:
+class MappedVm:
     """One name that is mapped to a VM whose ports all listen."""
 
     def __init__(self, server: FakeServer, machine: Machine, folder: Path) -> None:
@@ -57,24 +57,24 @@ async def test_a_name_has_a_file_only_while_its_vm_runs(
     server: FakeServer, tmp_path: Path, events: list[MachineEvent]
 ) -> None:
     machine = await used(server)
-    site = Site(server, machine, tmp_path / "routes")
+    mapped_vm = MappedVm(server, machine, tmp_path / "routes")
     upstream = f"{(await machine.info()).address}:80"
     for end in (machine.suspend, machine.stop, machine.kill):
-        assert await site.ask() == upstream
-        assert site.files == [upstream]
+        assert await mapped_vm.ask() == upstream
+        assert mapped_vm.files == [upstream]
         await end()
         await asyncio.sleep(0)
-        assert site.files == []
-        assert not site.vms.is_up(machine.id)
-        await site.vms.ended(machine.id)
-    assert site.ended == [machine.id] * 3
-    assert {*await asyncio.gather(*(site.ask() for _ in range(20)))} == {upstream}
+        assert mapped_vm.files == []
+        assert not mapped_vm.vms.is_up(machine.id)
+        await mapped_vm.vms.ended(machine.id)
+    assert mapped_vm.ended == [machine.id] * 3
+    assert {*await asyncio.gather(*(mapped_vm.ask() for _ in range(20)))} == {upstream}
     reasons = [event.reason for event in events if event.kind in (EventKind.WOKEN, EventKind.STARTED)]
     assert reasons == ["request for a mapped domain"] * 3
     await machine.delete()
-    await until(lambda: not site.files, 60)
-    assert await site.ask() == 404
-    await site.vms.ended(machine.id)
+    await until(lambda: not mapped_vm.files, 60)
+    assert await mapped_vm.ask() == 404
+    await mapped_vm.vms.ended(machine.id)
     await audit(server)
 
 
@@ -83,11 +83,11 @@ async def test_a_vm_that_stays_awake_gets_its_file_by_the_next_request(
     server: FakeServer, tmp_path: Path, when: str
 ) -> None:
     machine = await used(server)
-    site = Site(server, machine, tmp_path / "routes")
-    upstream = await site.ask()
+    mapped_vm = MappedVm(server, machine, tmp_path / "routes")
+    upstream = await mapped_vm.ask()
     server.host.fail("vm.save_and_pause", OSError("no"), when=when)  # type: ignore[arg-type]
     with pytest.raises(OSError, match="no"):
         await machine.suspend()
     assert (await machine.info()).state is State.RUNNING
-    assert await site.ask() == upstream
-    assert site.files == [upstream]
+    assert await mapped_vm.ask() == upstream
+    assert mapped_vm.files == [upstream]

@@ -18,13 +18,13 @@ from stead.machines.records import Properties
 from stead.networks import tunnels as module
 from stead.networks.errors import PeerNotFound, SessionNotFound, VpcNotFound
 from stead.networks.tunnels import Tunnels, _new_keys, _public
+from support.account_vpc import networks_of
 from support.engine import installation
 from support.fake_server import FakeServer
-from support.vpc_stage import networks_of
 
 
 @dataclass
-class Stage:
+class VpcTunnels:
     server: FakeServer
     account: str
     vpc: str
@@ -41,17 +41,17 @@ class Stage:
 
 
 @pytest_asyncio.fixture
-async def stage() -> AsyncIterator[Stage]:
+async def vpc_tunnels() -> AsyncIterator[VpcTunnels]:
     async with installation() as server:
         database = server.database
         account = (await Accounts(database).create("ours")).id
         vpc = (await networks_of(server).create(account, "192.168.10.0/24")).id
         settings = server.settings.replace(wireguard_host="vpn.example.com")
-        yield Stage(server, account, vpc, Tunnels(database, settings, server.host.vpcs))
+        yield VpcTunnels(server, account, vpc, Tunnels(database, settings, server.host.vpcs))
 
 
-async def test_a_session_has_a_complete_configuration(stage: Stage) -> None:
-    made = await stage.tunnels.create(stage.account, stage.vpc)
+async def test_a_session_has_a_complete_configuration(vpc_tunnels: VpcTunnels) -> None:
+    made = await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
     config = configparser.ConfigParser()
     config.read_string(made.config)
     assert dict(config["Interface"]) == {
@@ -67,151 +67,157 @@ async def test_a_session_has_a_complete_configuration(stage: Stage) -> None:
     }
     assert len(base64.b64decode(made.private_key)) == 32 and _public(made.private_key) == made.public_key
     assert made.expires_at == pytest.approx(time.time() + 24 * 3600, abs=60)
-    assert stage.on_host.port == 51820 and _public(stage.on_host.private_key) == made.server_key
-    assert [(each.public_key, str(each.address)) for each in stage.on_host.peers] == [
+    assert vpc_tunnels.on_host.port == 51820 and _public(vpc_tunnels.on_host.private_key) == made.server_key
+    assert [(each.public_key, str(each.address)) for each in vpc_tunnels.on_host.peers] == [
         (made.public_key, "100.96.0.2")
     ]
     # What is kept does not contain the private key of the client.
     assert made.private_key not in repr(made)
-    rows = await stage.tunnels._sessions.list(stage.vpc)
+    rows = await vpc_tunnels.tunnels._sessions.list(vpc_tunnels.vpc)
     assert made.private_key not in repr(rows)
 
 
-async def test_sessions_have_keys_and_addresses_of_their_own(stage: Stage) -> None:
-    first, second = [await stage.tunnels.create(stage.account, stage.vpc) for _ in range(2)]
+async def test_sessions_have_keys_and_addresses_of_their_own(vpc_tunnels: VpcTunnels) -> None:
+    first, second = [await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc) for _ in range(2)]
     assert first.server_key == second.server_key and first.public_key != second.public_key
     assert [str(each.address) for each in (first, second)] == ["100.96.0.2", "100.96.0.3"]
-    await stage.tunnels.delete(stage.account, stage.vpc, first.id)
-    assert [each.public_key for each in stage.on_host.peers] == [second.public_key]
+    await vpc_tunnels.tunnels.delete(vpc_tunnels.account, vpc_tunnels.vpc, first.id)
+    assert [each.public_key for each in vpc_tunnels.on_host.peers] == [second.public_key]
     with pytest.raises(SessionNotFound):
-        await stage.tunnels.delete(stage.account, stage.vpc, first.id)
-    third = await stage.tunnels.create(stage.account, stage.vpc)
+        await vpc_tunnels.tunnels.delete(vpc_tunnels.account, vpc_tunnels.vpc, first.id)
+    third = await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
     assert str(third.address) == "100.96.0.2"
 
 
-async def test_another_account_has_no_session(stage: Stage) -> None:
-    made = await stage.tunnels.create(stage.account, stage.vpc)
+async def test_another_account_has_no_session(vpc_tunnels: VpcTunnels) -> None:
+    made = await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
     with pytest.raises(VpcNotFound):
-        await stage.tunnels.create("stranger", stage.vpc)
+        await vpc_tunnels.tunnels.create("stranger", vpc_tunnels.vpc)
     with pytest.raises(VpcNotFound):
-        await stage.tunnels.delete("stranger", stage.vpc, made.id)
-    assert len(stage.on_host.peers) == 1
+        await vpc_tunnels.tunnels.delete("stranger", vpc_tunnels.vpc, made.id)
+    assert len(vpc_tunnels.on_host.peers) == 1
 
 
-async def test_a_failure_of_the_host_leaves_no_session(stage: Stage) -> None:
-    stage.server.host.fail("vpcs.set_tunnel", HostError("no"))
+async def test_a_failure_of_the_host_leaves_no_session(vpc_tunnels: VpcTunnels) -> None:
+    vpc_tunnels.server.host.fail("vpcs.set_tunnel", HostError("no"))
     with pytest.raises(HostError):
-        await stage.tunnels.create(stage.account, stage.vpc)
-    assert await stage.tunnels._sessions.list(stage.vpc) == []
+        await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
+    assert await vpc_tunnels.tunnels._sessions.list(vpc_tunnels.vpc) == []
 
 
-async def test_sessions_are_set_up_again_after_a_restart_and_end(stage: Stage) -> None:
-    made = await stage.tunnels.create(stage.account, stage.vpc)
-    stage.server.world.tunnels.clear()
-    async with stage.tunnels.running():
-        assert [each.public_key for each in stage.on_host.peers] == [made.public_key]
-    await stage.expired()
-    assert len(stage.on_host.peers) == 2
-    for vpc in await stage.tunnels._sessions.expire(time.time_ns()):
-        await stage.tunnels._apply_logged(vpc)
-    assert [each.public_key for each in stage.on_host.peers] == [made.public_key]
+async def test_sessions_are_set_up_again_after_a_restart_and_end(vpc_tunnels: VpcTunnels) -> None:
+    made = await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
+    vpc_tunnels.server.world.tunnels.clear()
+    async with vpc_tunnels.tunnels.running():
+        assert [each.public_key for each in vpc_tunnels.on_host.peers] == [made.public_key]
+    await vpc_tunnels.expired()
+    assert len(vpc_tunnels.on_host.peers) == 2
+    for vpc in await vpc_tunnels.tunnels._sessions.expire(time.time_ns()):
+        await vpc_tunnels.tunnels._apply_logged(vpc)
+    assert [each.public_key for each in vpc_tunnels.on_host.peers] == [made.public_key]
 
 
-async def test_the_lifetime_of_sessions_is_a_setting(stage: Stage) -> None:
-    settings = stage.server.settings.replace(wireguard_lifetime=3600)
-    tunnels = Tunnels(stage.server.database, settings, stage.server.host.vpcs)
-    made = await tunnels.create(stage.account, stage.vpc)
+async def test_the_lifetime_of_sessions_is_a_setting(vpc_tunnels: VpcTunnels) -> None:
+    settings = vpc_tunnels.server.settings.replace(wireguard_lifetime=3600)
+    tunnels = Tunnels(vpc_tunnels.server.database, settings, vpc_tunnels.server.host.vpcs)
+    made = await tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
     assert made.expires_at == pytest.approx(time.time() + 3600, abs=60)
 
 
-async def test_hundreds_of_sessions(stage: Stage) -> None:
-    made = [await stage.tunnels.create(stage.account, stage.vpc) for _ in range(300)]
+async def test_hundreds_of_sessions(vpc_tunnels: VpcTunnels) -> None:
+    made = [await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc) for _ in range(300)]
     assert len({each.id for each in made}) == len({each.address for each in made}) == 300
     wanted = {(each.public_key, each.address) for each in made}
-    assert {(peer.public_key, peer.address) for peer in stage.on_host.peers} == wanted
+    assert {(peer.public_key, peer.address) for peer in vpc_tunnels.on_host.peers} == wanted
     middle = made.pop(150)
-    await stage.tunnels.delete(stage.account, stage.vpc, middle.id)
-    assert {peer.address for peer in stage.on_host.peers} == {each.address for each in made}
-    assert (await stage.tunnels.create(stage.account, stage.vpc)).address == middle.address
+    await vpc_tunnels.tunnels.delete(vpc_tunnels.account, vpc_tunnels.vpc, middle.id)
+    assert {peer.address for peer in vpc_tunnels.on_host.peers} == {each.address for each in made}
+    assert (await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)).address == middle.address
 
 
-async def test_limits(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits(vpc_tunnels: VpcTunnels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SESSIONS", 2)
     for _ in range(2):
-        await stage.tunnels.create(stage.account, stage.vpc)
+        await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
     with pytest.raises(LimitExceeded):
-        await stage.tunnels.create(stage.account, stage.vpc)
+        await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
 
 
-async def test_an_endpoint_inside_the_vpc_is_refused(stage: Stage) -> None:
-    settings = stage.server.settings.replace(wireguard_host="192.168.10.7")
-    tunnels = Tunnels(stage.server.database, settings, stage.server.host.vpcs)
+async def test_an_endpoint_inside_the_vpc_is_refused(vpc_tunnels: VpcTunnels) -> None:
+    settings = vpc_tunnels.server.settings.replace(wireguard_host="192.168.10.7")
+    tunnels = Tunnels(vpc_tunnels.server.database, settings, vpc_tunnels.server.host.vpcs)
     with pytest.raises(InvalidRequest, match="lead into itself"):
-        await tunnels.create(stage.account, stage.vpc)
+        await tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
 
 
-async def test_the_id_of_a_session_names_a_device(stage: Stage) -> None:
+async def test_the_id_of_a_session_names_a_device(vpc_tunnels: VpcTunnels) -> None:
     """The npm package's documentation writes `wg-ID.conf`; wg-quick takes up to 15 characters."""
-    made = await stage.tunnels.create(stage.account, stage.vpc)
+    made = await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
     assert len(f"wg-{made.id}") <= 15
 
 
-async def test_sessions_that_end_while_the_server_is_down_are_removed_at_its_start(stage: Stage) -> None:
-    await stage.expired()
-    assert stage.on_host.peers
-    async with stage.tunnels.running():
-        assert not stage.on_host.peers
+async def test_sessions_that_end_while_the_server_is_down_are_removed_at_its_start(
+    vpc_tunnels: VpcTunnels,
+) -> None:
+    await vpc_tunnels.expired()
+    assert vpc_tunnels.on_host.peers
+    async with vpc_tunnels.tunnels.running():
+        assert not vpc_tunnels.on_host.peers
 
 
-async def test_a_session_ends_with_its_vpc(stage: Stage) -> None:
-    made = await stage.tunnels.create(stage.account, stage.vpc)
-    networks = networks_of(stage.server)
-    await networks.delete(stage.account, stage.vpc)
-    assert stage.vpc not in stage.server.world.tunnels
-    assert await stage.tunnels._sessions.get(made.id) is None
+async def test_a_session_ends_with_its_vpc(vpc_tunnels: VpcTunnels) -> None:
+    made = await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
+    networks = networks_of(vpc_tunnels.server)
+    await networks.delete(vpc_tunnels.account, vpc_tunnels.vpc)
+    assert vpc_tunnels.vpc not in vpc_tunnels.server.world.tunnels
+    assert await vpc_tunnels.tunnels._sessions.get(made.id) is None
     with pytest.raises(VpcNotFound):
-        await stage.tunnels.create(stage.account, stage.vpc)
+        await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
 
 
-async def gateway(stage: Stage) -> str:
-    made = await stage.server.machines.create(Properties(account=stage.account), nic=NicRequest(stage.vpc))
+async def gateway(vpc_tunnels: VpcTunnels) -> str:
+    made = await vpc_tunnels.server.machines.create(
+        Properties(account=vpc_tunnels.account), nic=NicRequest(vpc_tunnels.vpc)
+    )
     return made.id
 
 
-async def test_a_peer_with_a_gateway_vm(stage: Stage) -> None:
-    vm, other = await gateway(stage), await gateway(stage)
+async def test_a_peer_with_a_gateway_vm(vpc_tunnels: VpcTunnels) -> None:
+    vm, other = await gateway(vpc_tunnels), await gateway(vpc_tunnels)
     private, public = _new_keys()
-    made = await stage.tunnels.set_peer(stage.account, stage.vpc, vm, public)
+    made = await vpc_tunnels.tunnels.set_peer(vpc_tunnels.account, vpc_tunnels.vpc, vm, public)
     assert (made.machine, made.public_key, str(made.address)) == (vm, public, "100.96.0.2")
     assert f"PublicKey = {made.server_key}\n" in made.config and private not in made.config
     assert "AllowedIPs = 192.168.10.0/24\n" in made.config
     # The same key again changes nothing but the gateway.
-    again = await stage.tunnels.set_peer(stage.account, stage.vpc, other, public)
+    again = await vpc_tunnels.tunnels.set_peer(vpc_tunnels.account, vpc_tunnels.vpc, other, public)
     assert (again.id, again.machine) == (made.id, other)
-    assert [(each.public_key, str(each.address)) for each in stage.on_host.peers] == [(public, "100.96.0.2")]
-    async with stage.tunnels.running():
-        assert stage.on_host.peers
+    assert [(each.public_key, str(each.address)) for each in vpc_tunnels.on_host.peers] == [
+        (public, "100.96.0.2")
+    ]
+    async with vpc_tunnels.tunnels.running():
+        assert vpc_tunnels.on_host.peers
     with pytest.raises(SessionNotFound):
-        await stage.tunnels.delete(stage.account, stage.vpc, made.id)
+        await vpc_tunnels.tunnels.delete(vpc_tunnels.account, vpc_tunnels.vpc, made.id)
     with pytest.raises(VpcNotFound):
-        await stage.tunnels.delete_peer("stranger", stage.vpc, public)
-    await stage.tunnels.delete_peer(stage.account, stage.vpc, public)
-    assert not stage.on_host.peers
+        await vpc_tunnels.tunnels.delete_peer("stranger", vpc_tunnels.vpc, public)
+    await vpc_tunnels.tunnels.delete_peer(vpc_tunnels.account, vpc_tunnels.vpc, public)
+    assert not vpc_tunnels.on_host.peers
     with pytest.raises(PeerNotFound):
-        await stage.tunnels.delete_peer(stage.account, stage.vpc, public)
+        await vpc_tunnels.tunnels.delete_peer(vpc_tunnels.account, vpc_tunnels.vpc, public)
 
 
-async def test_a_peer_ends_with_its_gateway_vm(stage: Stage) -> None:
-    vm = await gateway(stage)
-    await stage.tunnels.set_peer(stage.account, stage.vpc, vm, _new_keys()[1])
-    await stage.server.machines.delete(vm)
-    await stage.tunnels.machine_deleted(stage.vpc)
-    assert stage.on_host.peers == ()
+async def test_a_peer_ends_with_its_gateway_vm(vpc_tunnels: VpcTunnels) -> None:
+    vm = await gateway(vpc_tunnels)
+    await vpc_tunnels.tunnels.set_peer(vpc_tunnels.account, vpc_tunnels.vpc, vm, _new_keys()[1])
+    await vpc_tunnels.server.machines.delete(vm)
+    await vpc_tunnels.tunnels.machine_deleted(vpc_tunnels.vpc)
+    assert vpc_tunnels.on_host.peers == ()
 
 
-async def test_peers_that_are_refused(stage: Stage) -> None:
-    vm = await gateway(stage)
-    session = await stage.tunnels.create(stage.account, stage.vpc)
+async def test_peers_that_are_refused(vpc_tunnels: VpcTunnels) -> None:
+    vm = await gateway(vpc_tunnels)
+    session = await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
     public = _new_keys()[1]
     for machine, key, reason in (
         ("nobody", public, "not in VPC"),
@@ -224,5 +230,5 @@ async def test_peers_that_are_refused(stage: Stage) -> None:
         (vm, session.server_key, "server's end"),
     ):
         with pytest.raises(InvalidRequest, match=reason):
-            await stage.tunnels.set_peer(stage.account, stage.vpc, machine, key)
-    assert len(stage.on_host.peers) == 1
+            await vpc_tunnels.tunnels.set_peer(vpc_tunnels.account, vpc_tunnels.vpc, machine, key)
+    assert len(vpc_tunnels.on_host.peers) == 1

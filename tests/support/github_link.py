@@ -13,7 +13,7 @@ from stead.repos.committing import Change, commit
 from stead.repos.repository import Repository
 from stead.repos.ssrf import SsrfGuard
 from support.git_client import GitClient
-from support.git_hosting import Recorder, Stage, staged
+from support.git_hosting import Recorder, RepoHosting, open_hosting
 from support.github import Github, playing_github
 
 LIMIT = 30.0
@@ -22,10 +22,10 @@ LOOPBACK = [IPv4Network("127.0.0.0/8")]
 
 
 @dataclass
-class Scene:
+class LinkedRepo:
     """A repository here, one at GitHub with the same name, and a user with a clone of it."""
 
-    stage: Stage
+    hosting: RepoHosting
     github: Github
     links: Links
     repository: Repository
@@ -33,7 +33,7 @@ class Scene:
     followed: list[str]
 
     async def enable(self) -> Link:
-        await self.links.enable(self.stage.ours, self.repository.id, NAME)
+        await self.links.enable(self.hosting.ours, self.repository.id, NAME)
         return await self.sync()
 
     async def sync(self) -> Link:
@@ -71,19 +71,19 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def playing(folder: Path, **options: Any) -> AsyncIterator[Scene]:
+async def playing(folder: Path, **options: Any) -> AsyncIterator[LinkedRepo]:
     for name in ("stead", "github", "person"):
         (folder / name).mkdir()
     followed = Recorder()
     with playing_github(folder / "github") as github:
-        async with staged(folder / "stead") as stage:
+        async with open_hosting(folder / "stead") as hosting:
             quick: dict[str, Any] = {"sync_every": 3600.0, "retry": [3600.0]} | options
-            links = Links(stage.database, stage.repos, stage.writer, SsrfGuard(LOOPBACK), **quick)
-            stage.writer.subscribe(followed)
-            stage.writer.subscribe(links)
+            links = Links(hosting.database, hosting.repos, hosting.writer, SsrfGuard(LOOPBACK), **quick)
+            hosting.writer.subscribe(followed)
+            hosting.writer.subscribe(links)
             github.create(NAME)
-            await links.apps.connect(stage.ours, github.app)
+            await links.apps.connect(hosting.ours, github.app)
             async with links.running():
-                repository = await stage.repository()
+                repository = await hosting.repository()
                 person = GitClient(folder / "person")
-                yield Scene(stage, github, links, repository, person, followed)
+                yield LinkedRepo(hosting, github, links, repository, person, followed)

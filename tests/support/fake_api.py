@@ -26,7 +26,7 @@ USER = "X-Freestyle-Vm-Linux-User-Id"
 
 
 @dataclass(frozen=True)
-class FakeSite:
+class FakeApi:
     url: str
     installation: Installation
     world: World
@@ -78,7 +78,7 @@ async def closed(socket: ClientConnection) -> tuple[int, str]:
 
 
 @contextlib.asynccontextmanager
-async def fake_site(folder: Path, **changes: Any) -> AsyncIterator[FakeSite]:
+async def fake_api(folder: Path, **changes: Any) -> AsyncIterator[FakeApi]:
     settings = Settings(
         data=folder, listen="127.0.0.1:0", default_size=Size(1, 512, 20), pool=0, idle_timeout=None
     ).replace(**changes)
@@ -96,7 +96,7 @@ async def fake_site(folder: Path, **changes: Any) -> AsyncIterator[FakeSite]:
             await engine.stop()
 
 
-async def _populated(url: str, here: Installation, world: World) -> FakeSite:
+async def _populated(url: str, here: Installation, world: World) -> FakeApi:
     account, other = await here.accounts.create("ours"), await here.accounts.create("strangers")
     machine = await here.machines.create(
         Properties(account=account.id, idle_timeout=here.settings.idle_timeout)
@@ -119,7 +119,7 @@ async def _populated(url: str, here: Installation, world: World) -> FakeSite:
         "granted": {TOKEN: granted},
     }
     keys = {"owner": info.id, "granted": token.id, "identity": friend.id}
-    return FakeSite(url, here, world, machine.id, account.id, callers, keys)
+    return FakeApi(url, here, world, machine.id, account.id, callers, keys)
 
 
 async def stands_still(session: FakeSession) -> None:

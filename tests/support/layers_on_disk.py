@@ -45,7 +45,7 @@ class Files:
         self.checkpoints = CheckpointFolders(data / "checkpoints", AsyncMock(), Quarantine(data))
 
 
-class Stage:
+class LayersOnDisk:
     """A data folder with its database; VMs are only rows and folders."""
 
     def __init__(self, data: Path, database: Database) -> None:

@@ -163,7 +163,7 @@ def echo_app(name: str) -> ASGIApp:
 
 
 @dataclass(frozen=True)
-class EdgeStage:
+class EdgeWithNamespaces:
     settings: Settings
     edge: Edge
     public: PublicSockets
@@ -274,10 +274,10 @@ class Answer:
 
 
 @contextlib.asynccontextmanager
-async def edge_stage(
+async def edge_with_namespaces(
     before: Callable[[Side], contextlib.AbstractAsyncContextManager[dict[str, Any]]] | None = None,
     **changes: Any,
-) -> AsyncIterator[EdgeStage]:
+) -> AsyncIterator[EdgeWithNamespaces]:
     """A running edge, with an API that echoes.
 
     `before` runs in the taps' namespace before the edge is opened; yields changes of settings.
@@ -300,4 +300,4 @@ async def edge_stage(
         edge = await stack.enter_async_context(open_edge(settings, vms, mappings, public, side.path))
         inner = await stack.enter_async_context(contextlib.AsyncExitStack())
         await inner.enter_async_context(serving(echo_app("api"), edge.api))
-        yield EdgeStage(settings, edge, public, side, vms, mappings, inner, Authority.open(settings))
+        yield EdgeWithNamespaces(settings, edge, public, side, vms, mappings, inner, Authority.open(settings))

@@ -19,7 +19,7 @@ exec "$@"
 
 
 @dataclass(frozen=True)
-class Desk:
+class NpmLaptop:
     """A laptop with Node.js, the npm package and wireguard-tools, whose user has an account."""
 
     npm: Npm

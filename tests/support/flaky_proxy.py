@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 
 
-class Cutter:
+class FlakyProxy:
     """A proxy that cuts the first connection when it is told to; later ones pass."""
 
     def __init__(self, url: str) -> None:
@@ -14,7 +14,7 @@ class Cutter:
         self.connections = 0
         self.url = ""
 
-    async def __aenter__(self) -> "Cutter":
+    async def __aenter__(self) -> "FlakyProxy":
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self

@@ -20,7 +20,7 @@ from support.links import Side, ip, namespace
 
 
 @dataclass(frozen=True)
-class Outside:
+class RemoteHost:
     """The other host. Commands in it see the resolver and no network but the link."""
 
     side: Side
@@ -59,7 +59,7 @@ class Outside:
 
 
 @contextlib.contextmanager
-def outside(zones: Iterable[str]) -> Iterator[Outside]:
+def remote_host(zones: Iterable[str]) -> Iterator[RemoteHost]:
     """Another host, for which all these names, and all below them, are names of this host."""
     network = IPv4Network(f"10.{random.randrange(90, 250)}.{random.randrange(250)}.0/24")
     with namespace("out") as side, contextlib.ExitStack() as stack:
@@ -74,7 +74,7 @@ def outside(zones: Iterable[str]) -> Iterator[Outside]:
         configuration.mkdir(parents=True)
         stack.callback(shutil.rmtree, configuration)
         (configuration / "resolv.conf").write_text("nameserver 127.0.0.1\n")
-        made = Outside(side, network)
+        made = RemoteHost(side, network)
         resolver = ["dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root"]
         resolver += ["--no-resolv", "--no-hosts", "--bind-interfaces", "--listen-address=127.0.0.1"]
         resolver += [f"--address=/{zone}/{network[1]}" for zone in zones]

@@ -13,7 +13,7 @@ from stead.api.server import listen_on
 from stead.edge.ssh.client import GatewayLimits
 from stead.edge.ssh.gateway import SshGateway
 from stead.installation import ssh_gateway
-from support.fake_site import TOKEN, FakeSite, fake_site
+from support.fake_api import TOKEN, FakeApi, fake_api
 from support.sshd import Sshd, find_sshd, running_sshd
 
 Process = asyncio.subprocess.Process
@@ -28,8 +28,8 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Scene:
-    site: FakeSite
+class SshGatewayWithSshd:
+    api: FakeApi
     sshd: Sshd
     gateway: SshGateway
     port: int
@@ -37,11 +37,11 @@ class Scene:
 
     @property
     def token(self) -> str:
-        return self.site.callers["granted"][TOKEN]
+        return self.api.callers["granted"][TOKEN]
 
     @property
     def login(self) -> str:
-        return f"{self.site.vm},{self.token}"
+        return f"{self.api.vm},{self.token}"
 
     @property
     def options(self) -> list[str]:
@@ -84,7 +84,7 @@ class Scene:
         helper = self.home / "askpass"
         helper.write_text(f"#!/bin/sh\necho {password}\n")
         helper.chmod(0o700)
-        command = self.ssh_command(*options, "echo in", login=self.site.vm)
+        command = self.ssh_command(*options, "echo in", login=self.api.vm)
         command[command.index("BatchMode=yes")] = "BatchMode=no"
         environment = {"SSH_ASKPASS": str(helper), "SSH_ASKPASS_REQUIRE": "force"}
         return await self.run(*command, environment=environment)
@@ -105,17 +105,17 @@ class Scene:
 
     async def token_for(self, *users: str, vm: str | None = None) -> tuple[str, str]:
         """A new identity with permission for these Linux users, and its token."""
-        identities, account = self.site.installation.identities, self.site.account
+        identities, account = self.api.installation.identities, self.api.account
         made = await identities.create(account)
-        await identities.grant(account, made.id, vm or self.site.vm, users or None)
+        await identities.grant(account, made.id, vm or self.api.vm, users or None)
         return made.id, (await identities.create_token(account, made.id))[1]
 
     @contextlib.asynccontextmanager
     async def limited(
         self, limits: GatewayLimits, listener: socket.socket | None = None
-    ) -> AsyncIterator["Scene"]:
+    ) -> AsyncIterator["SshGatewayWithSshd"]:
         """The same VMs behind another gateway, which has the same host key."""
-        here = self.site.installation
+        here = self.api.installation
         gateway = SshGateway(here.settings.data, here.callers, here.identities, here.machines, limits)
         with listener or listen_on("127.0.0.1", 0) as listening:
             async with gateway.serving(listening):
@@ -123,14 +123,14 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def ssh_scene(cache: Path) -> AsyncIterator[Scene]:
+async def ssh_gateway_with_sshd(cache: Path) -> AsyncIterator[SshGatewayWithSshd]:
     with tempfile.TemporaryDirectory(prefix="stead-ssh-", dir="/var/tmp") as folder:
         async with (
             running_sshd(Path(folder) / "sshd", find_sshd(cache)) as sshd,
-            fake_site(Path(folder)) as site,
+            fake_api(Path(folder)) as api,
         ):
-            site.world.ports[22] = sshd.address
-            site.world.on_ssh = sshd.agent
+            api.world.ports[22] = sshd.address
+            api.world.on_ssh = sshd.agent
             with listen_on("127.0.0.1", 0) as listening:
-                async with ssh_gateway(site.installation, listening) as gateway:
-                    yield Scene(site, sshd, gateway, listening.getsockname()[1], Path(folder))
+                async with ssh_gateway(api.installation, listening) as gateway:
+                    yield SshGatewayWithSshd(api, sshd, gateway, listening.getsockname()[1], Path(folder))

@@ -14,7 +14,7 @@ def networks_of(server: FakeServer) -> Networks:
 
 
 @dataclass
-class VpcStage:
+class AccountVpc:
     server: FakeServer
     account: str
     vpc: str

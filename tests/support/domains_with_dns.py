@@ -20,7 +20,7 @@ RESERVED = ("api.freestyle.sh",)
 
 
 @dataclass
-class DomainStage:
+class DomainsWithDns:
     database: Database
     accounts: Accounts
     limits: Limits = field(default_factory=Limits)
@@ -81,9 +81,9 @@ class DomainStage:
 
 
 @contextlib.asynccontextmanager
-async def domain_stage(folder: Path) -> AsyncIterator[DomainStage]:
+async def domains_with_dns(folder: Path) -> AsyncIterator[DomainsWithDns]:
     database = await open_database(await put_database(folder / "stead.db"))
     try:
-        yield DomainStage(database, Accounts(database))
+        yield DomainsWithDns(database, Accounts(database))
     finally:
         await database.dispose()
