@@ -75,8 +75,8 @@ import asyncio
 from support.edge_with_namespaces import edge_with_namespaces
 
 async def main():
-    async with edge_with_namespaces() as stage:
-        print(stage.edge.caddy.pid, stage.side.name, stage.settings.data.parent, flush=True)
+    async with edge_with_namespaces() as edge_ns:
+        print(edge_ns.edge.caddy.pid, edge_ns.side.name, edge_ns.settings.data.parent, flush=True)
         await asyncio.sleep(600)
 
 asyncio.run(main())

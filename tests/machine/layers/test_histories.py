@@ -101,7 +101,7 @@ class Histories(RuleBasedStateMachine):
         self.on_disk = LayersOnDisk(self.data, self.run(open_database(database)))
 
     def teardown(self) -> None:
-        if hasattr(self, "stage"):
+        if hasattr(self, "on_disk"):
             self.run(self.on_disk.database.dispose())
         self.exits.close()
 
