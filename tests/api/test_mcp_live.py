@@ -148,23 +148,25 @@ async def test_background_processes_and_terminals(server: Server, url: str, vm: 
         nothing = await tools("process_output", **place, offset=first["next_offset"], wait_seconds=0.1)
         assert (nothing["parts"], nothing["running"]) == ([], True)
         await tools("process_write", **place, text="typed\n", close=True)
-        seen = ""
+        seen: dict[str, str] = {}
         offset, running = first["next_offset"], True
         while running:
             page = await tools("process_output", **place, offset=offset, wait_seconds=30)
-            seen += "".join(part["text"] for part in page["parts"])
+            for part in page["parts"]:
+                seen[part["stream"]] = seen.get(part["stream"], "") + part["text"]
             offset, running = page["next_offset"], page["running"]
         assert page["exit_code"] == 4
-        assert seen == "typed\ngone\n"
+        # Two pipes: which one the agent reads first is open.
+        assert seen == {"stdout": "typed\n", "stderr": "gone\n"}
 
         shell = await tools("process_start", vm=vm.id, command="python3 -q", id="repl", terminal=True)
         assert shell["terminal"]
         place = {"vm": vm.id, "process": "repl"}
         await tools("process_write", **place, text="6 * 7\n")
-        seen = ""
-        while "42" not in seen:
+        shown = ""
+        while "42" not in shown:
             page = await tools("process_output", **place, wait_seconds=30)
-            seen = "".join(part["text"] for part in page["parts"])
+            shown = "".join(part["text"] for part in page["parts"])
         ended = await tools("process_signal", **place, signal="SIGKILL", wait_seconds=30)
         assert (ended["running"], ended["exit_code"]) == (False, 137)
         listed = {
