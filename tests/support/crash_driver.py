@@ -25,7 +25,7 @@ from stead.host.vm import QemuVm
 from stead.installation import open_machines
 from stead.machines import Machine, Machines, bring_up
 from stead.store.layers import LayerStore
-from stead.store.machines import LayerRow, MachineRow, MachineStore
+from stead.store.machines import LayerRow, MachineRow, MachineStore, Transitioned
 from stead.store.snapshots import SnapshotStore
 from support.installations import small_installation
 from support.internals import inside
@@ -66,10 +66,10 @@ class Hold:
         self.reached.set()
         await self.released.wait()
 
-    def note(self, row: MachineRow) -> None:
-        self.machine = self.machine or row.id
-        if row.id not in (self.machine, *self.children):
-            self.children.append(row.id)
+    def note(self, machine: str) -> None:
+        self.machine = self.machine or machine
+        if machine not in (self.machine, *self.children):
+            self.children.append(machine)
 
 
 _holds: list["Hold"] = []
@@ -96,7 +96,9 @@ def _held(call: Call, name: str | None = None) -> Call:
             await hold.stop()
         result = await call(*arguments, **options)
         if isinstance(result, MachineRow):
-            hold.note(result)
+            hold.note(result.id)
+        elif isinstance(result, Transitioned):
+            hold.note(arguments[1])
         if here:
             await hold.stop()
         return result

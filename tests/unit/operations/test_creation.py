@@ -22,6 +22,7 @@ from support.engine import audit, installation
 from support.fake_host import DATABASE, When
 from support.fake_server import FakeServer
 from support.internals import inside
+from support.waiting import until
 
 PLAIN = plan_machine(None, None, Layer())
 
@@ -68,8 +69,12 @@ async def test_vm_has_all_that_its_order_asks_for(server: FakeServer) -> None:
         assert await here.creation.made_for("ri-1", running=True) == made
         found = await here.creation.named(order.account, "mine")
         assert found == [replace(made, created=False)]
-        lines = await here.logbook.find(LogQuery(order.account, 0, 2**62, machine=made.id))
-        assert "unknown key x (ignored)" in [line.message for line in lines]
+
+        async def logged() -> bool:
+            lines = await here.logbook.find(LogQuery(order.account, 0, 2**62, machine=made.id))
+            return "unknown key x (ignored)" in [line.message for line in lines]
+
+        await until(logged, 60)
 
 
 async def test_order_that_cannot_succeed_is_refused_before_anything_is_made(server: FakeServer) -> None:
