@@ -99,7 +99,7 @@ async def signal_process(guest: Guest, process_id: SessionId, wanted: SignalRequ
     if wanted.signal not in Signals.__members__:
         raise InvalidRequest(f"unknown signal {wanted.signal}: use a name such as SIGTERM")
     async with _using(guest, process_id) as agent:
-        # The agent takes a signal for an exited process as well, and sends it to nobody.
+        # The agent also accepts a signal for an exited process, and sends none.
         if (await sessions.get(agent, process_id, guest.user)).exited:
             raise ProcessExited(guest.machine.id, process_id)
         return Process.of(await sessions.signal(agent, process_id, wanted.signal, guest.user))

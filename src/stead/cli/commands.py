@@ -130,7 +130,7 @@ class Commands(TyperGroup):
             use_json("--json" in given)
             code = _reported(str(error), "USAGE", UsageError.exit_code)
         except OSError as error:
-            # Nobody reads the output any more: the program that did has ended.
+            # The program that reads the output has exited.
             code = 1 if error.errno == errno.EPIPE else _reported(os_error_text(error), "OS_ERROR", 1)
         sys.exit(code)
 

@@ -108,7 +108,7 @@ class BackgroundRequests:
         return BackgroundRequest(row.id, None if row.result is None else _stored.validate_json(row.result))
 
     async def cancel(self, account: str, request_id: str) -> BackgroundRequest | None:
-        """Cancel a request of this account: what it makes is undone, and nobody waits for that.
+        """Cancel a request of this account: what it makes is undone in the background.
 
         Returns it: without a result if it was cancelled, with one if it had finished before.
         """

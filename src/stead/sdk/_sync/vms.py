@@ -44,7 +44,7 @@ class Vms:
                 `NameNotUnique` if there are several.
             idempotency_key: a text of your choice, such as a UUID, new for each VM. A create that is repeated
                 with it within 24 h returns the same VM, so it is retried when the connection breaks. The
-                server finishes it then, although nobody waits.
+                server finishes it also without its client.
             options: the VM's name, size, content and lifetime: see `VmOptions`.
         """
         body = resolve_references(self._connection, vm_body(options))
