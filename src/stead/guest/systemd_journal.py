@@ -11,7 +11,7 @@ from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, InvalidRequest
 from stead.guest.agent import Agent
 from stead.guest.execution import ExecRequest, collect
-from stead.tasks import in_thread
+from stead.tasks import Threads
 
 _TIMEOUT = scaled(60.0)
 _LEVELS = ("emerg", "alert", "crit", "error", "warning", "notice", "info", "debug")
@@ -88,7 +88,7 @@ async def read_journal(agent: Agent, query: JournalQuery, user: str | None = Non
     """
     request = ExecRequest(query.command, user=user, timeout=_TIMEOUT)
     result = await collect(agent, request)
-    entries = await in_thread(parse, result.stdout)
+    entries = await Threads.PARSING.run(parse, result.stdout)
     if result.timed_out and not entries:
         raise GuestUnreachable(f"journalctl did not finish within {_TIMEOUT:g} s")
     if not entries and not result.ok and user is None and result.stderr.strip():
@@ -117,7 +117,7 @@ def _entry(line: bytes) -> Entry | None:
         message = _message(found)
         unit = found.get("UNIT") or found.get("_SYSTEMD_UNIT")
         priority = found.get("PRIORITY")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         return None
     if not 0 <= micros <= _LATEST or (cursor and not is_cursor(cursor)):
         return None

@@ -1,0 +1,1 @@
+"""Fuzzing of what parses bytes of clients, guests, archives and name servers."""
