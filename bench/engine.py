@@ -47,7 +47,7 @@ def floor_arguments(facts: HostPlatform, qmp: int) -> list[str]:
     ]
 
 
-async def qmp_floor(facts: HostPlatform, samples: int) -> Figure:
+async def qmp_floor(facts: HostPlatform, uid: int, samples: int) -> Figure:
     """QEMU's own start, from exec to the monitor's greeting: nothing of ours, no guest."""
     spawner = Spawner()
     results = []
@@ -55,7 +55,9 @@ async def qmp_floor(facts: HostPlatform, samples: int) -> Figure:
         files = VmFiles(Path(folder), Path(folder))
         for _ in range(samples):
             start = time.perf_counter()
-            process = await spawner.spawn(lambda qmp: floor_arguments(facts, qmp), files)
+            process = await spawner.spawn(
+                lambda qmp: floor_arguments(facts, qmp), files, uid=uid, kvm=facts.accelerator == "kvm"
+            )
             with socket.socket(socket.AF_UNIX) as monitor:
                 monitor.connect(str(files.qmp))
                 await asyncio.to_thread(monitor.recv, 4096)
@@ -193,7 +195,9 @@ async def measure(size: Size, samples: int, boots: int) -> dict[str, Any]:
         results["pool"] = settings_of(machines).pool
         await pool_of(machines).filled(120)
         say("QEMU's floor")
-        results["qmp_floor_ms"] = await qmp_floor(await engine_of(machines).host.platform(), samples)
+        results["qmp_floor_ms"] = await qmp_floor(
+            await engine_of(machines).host.platform(), settings_of(machines).disk_uid, samples
+        )
         say("creates from the pool")
         running, answered = await creates(machines, samples, lambda: pool_of(machines).filled(60))
         results |= {"create_running_ms": running, "create_first_exec_ms": answered}

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -108,11 +108,15 @@ class Served:
     pid: int
     url: str
     key: str
+    https_url: str
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[Served]:
-    """`stead serve` on an installation, with the key that its first start creates."""
+async def serving(settings: Settings, prefix: Sequence[str] = ()) -> AsyncIterator[Served]:
+    """`stead serve` on an installation, with the key that its first start creates.
+
+    `prefix` is a command that becomes the server, such as `nice`.
+    """
     environment = {
         **os.environ,
         "STEAD_DATA": str(settings.data),
@@ -127,6 +131,7 @@ async def serving(settings: Settings) -> AsyncIterator[Served]:
         "STEAD_SSH_LISTEN": "127.0.0.1:0",
     }
     process = await asyncio.create_subprocess_exec(
+        *prefix,
         Path(sys.executable).parent / "stead",
         *("serve", "--json", "--log-level", "error"),
         env=environment,
@@ -135,7 +140,7 @@ async def serving(settings: Settings) -> AsyncIterator[Served]:
     try:
         assert process.stdout is not None
         said = json.loads(await asyncio.wait_for(process.stdout.readline(), 120))
-        yield Served(process.pid, said["url"], said["key"])
+        yield Served(process.pid, said["url"], said["key"], said["httpsUrl"])
     finally:
         if process.returncode is None:
             process.terminate()
@@ -156,6 +161,7 @@ def own_settings(size: Size, pool: int) -> Iterator[Settings]:
     with tempfile.TemporaryDirectory(prefix="stead-bench-", dir="/var/tmp") as folder:
         yield Settings(
             data=Path(folder),
+            sealing_key=Path(folder) / "sealing-key",
             cache=shared.cache_folder,
             ca=_shared_authority(shared),
             default_size=size,

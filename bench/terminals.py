@@ -45,7 +45,7 @@ SHELL = "/usr/local/bin/bench-shell"
 PROMPT = b"ready> "
 LINES = "/var/tmp/lines"
 DONE = b"all-was-printed"
-_SHELL = f"""#!/bin/sh
+SHELL_SCRIPT = f"""#!/bin/sh
 export TERM=xterm PS1='{PROMPT.decode()}'
 exec /bin/bash --norc --noprofile
 """
@@ -231,7 +231,7 @@ async def prepare(vm: AsyncVm, identity: Path, mib: int) -> int:
     """The shell, the key, and a file of lines in the VM; the size of the file."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(identity)]
     await asyncio.to_thread(subprocess.run, command, check=True)
-    await vm.fs.write_text(SHELL, _SHELL)
+    await vm.fs.write_text(SHELL, SHELL_SCRIPT)
     await vm.fs.write_text("/root/.ssh/authorized_keys", identity.with_suffix(".pub").read_text())
     await vm.fs.write_text("/root/sender.py", _SENDER)
     line = "the quick brown fox jumps over the lazy dog and runs into the forest at night"
