@@ -23,6 +23,9 @@ DATA_MAC = "02:53:54:45:00:01"
 MANAGEMENT_MAC = "02:53:54:45:00:02"
 TAP_MAC = "02:53:54:45:00:fe"
 
+IPV6_CLIENT_PREFIX = 64
+"""Prefix length of the network that one IPv6 client usually has."""
+
 MAX_SLOTS = 65536
 """Each VM has one slot, which determines its address, its tap names and its uid."""
 
@@ -131,3 +134,16 @@ def _nameservers(path: Path) -> list[IPv4Address]:
             if isinstance(address, IPv4Address):
                 servers.append(address)
     return servers
+
+
+def network_of(address: str) -> str:
+    """The key under which clients are counted: their address, or its /64 for IPv6, which one client has."""
+    try:
+        parsed = ipaddress.ip_address(address.split("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return str(parsed.ipv4_mapped)
+        return str(ipaddress.IPv6Network((parsed, IPV6_CLIENT_PREFIX), strict=False))
+    return str(parsed)

@@ -104,6 +104,12 @@ class CapacityExceeded(SteadError):
     """The host has not enough memory, disk or addresses for the request."""
 
 
+class TooBusy(CapacityExceeded):
+    """The share of the account, or all places, of an operation are in use: the call can be repeated."""
+
+    retryable = True
+
+
 class GuestUnreachable(SteadError):
     """The agent inside the VM did not answer in time."""
 

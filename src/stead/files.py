@@ -19,6 +19,7 @@ log = get_logger("stead.files")
 
 _MAX_DESCRIPTORS = 1 << 20
 """Limit of the limit: some programs that Stead runs close every descriptor that they might have."""
+_CHUNK = 8 << 20
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -50,9 +51,9 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_regular(path: Path) -> int:
+def open_regular(path: Path, access: int = os.O_RDONLY) -> int:
     """Open a file that an untrusted process may have replaced: no link is followed, and no FIFO blocks."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -60,6 +61,31 @@ def open_regular(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def copy_sparse(source: int, target: int) -> None:
+    """Copy the data of a file into an empty one; holes stay holes. Raises OSError."""
+    size = os.fstat(source).st_size
+    os.ftruncate(target, size)
+    for start, end in _extents(source, size):
+        for offset in range(start, end, _CHUNK):
+            os.pwrite(target, os.pread(source, min(_CHUNK, end - offset), offset), offset)
+
+
+def _extents(descriptor: int, size: int) -> list[tuple[int, int]]:
+    """The parts of a sparse file that hold data."""
+    extents = []
+    offset = 0
+    while offset < size:
+        try:
+            start = os.lseek(descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                break
+            raise
+        offset = os.lseek(descriptor, start, os.SEEK_HOLE)
+        extents.append((start, offset))
+    return extents
 
 
 def sync_folder(path: Path) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import time
+from collections import Counter
 
 import sqlalchemy as sa
 
 from stead.logs import get_logger
+from stead.shares import share_of
 from stead.store.logs import LogQuery, LogRow, LogStore
+from stead.supervision import repeat
 from stead.tasks import TaskSet
 
 KEPT = 7 * 24 * 3600
@@ -15,6 +18,10 @@ _PRUNE_EVERY = 3600.0
 _GATHER = 0.05
 """Batching: lines that arrive within this many seconds are written in one transaction."""
 _MAX_WAITING = 10_000
+_SHARE_WAITING = share_of(_MAX_WAITING)
+"""Of one account: a build that prints without end does not drop the lines of others."""
+_MAX_LINES = 500_000
+"""Lines that are kept of one account."""
 MAX_MESSAGE = 16_384
 CONSOLE = "console"
 """The source of the lines that hold what a guest wrote to its console before its run failed."""
@@ -33,12 +40,16 @@ class Logbook:
     def __init__(self, store: LogStore) -> None:
         self._store = store
         self._waiting: list[LogRow] = []
+        self._waiting_of: Counter[str] = Counter()
+        self._added: Counter[str] = Counter()
+        """Lines of each account since it was last pruned."""
         self._last = 0
+        self._pruned = 0.0
         self._wanted = asyncio.Event()
         self._tasks = TaskSet()
 
     def start(self) -> None:
-        self._tasks.start(self._work(), "logbook writer")
+        self._tasks.start(repeat("logbook writer", self._work, 0.0, at_once=True), "logbook writer")
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -60,8 +71,9 @@ class Logbook:
         """Queue a line. `find` sees it at once; the database has it a moment later."""
         # Unique to the microsecond: clients that poll again from the newest time they saw deduplicate by it.
         self._last = max(time.time_ns(), self._last + 1000)
-        if len(self._waiting) >= _MAX_WAITING:
+        if len(self._waiting) >= _MAX_WAITING or self._waiting_of[account] >= _SHARE_WAITING:
             return
+        self._waiting_of[account] += 1
         text = message[:MAX_MESSAGE]
         self._waiting.append(
             LogRow(account, self._last, text, level, source, machine, service, request, build, instance)
@@ -87,21 +99,28 @@ class Logbook:
         return await self._store.runs(account, machine)
 
     async def _work(self) -> None:
-        pruned = 0.0
-        while True:
-            await self._wanted.wait()
-            await asyncio.sleep(_GATHER)
-            await self._flush()
-            if time.monotonic() - pruned > _PRUNE_EVERY:
-                pruned = time.monotonic()
-                await self._store.prune(time.time_ns() - KEPT * 10**9)
+        await self._wanted.wait()
+        await asyncio.sleep(_GATHER)
+        await self._flush()
+        if time.monotonic() - self._pruned > _PRUNE_EVERY:
+            self._pruned = time.monotonic()
+            await self._store.prune(time.time_ns() - KEPT * 10**9)
 
     async def _flush(self) -> None:
         self._wanted.clear()
         rows, self._waiting = self._waiting, []
+        added, self._waiting_of = self._waiting_of, Counter()
         if not rows:
             return
         try:
             await self._store.add(rows)
+            await self._prune(added)
         except sa.exc.DBAPIError as error:
             log.error("log lines dropped", lines=len(rows), error=str(error.orig))
+
+    async def _prune(self, added: Counter[str]) -> None:
+        """Delete the oldest lines of accounts with too many, now and then."""
+        self._added += added
+        for account in [each for each, count in self._added.items() if count >= _MAX_LINES // 10]:
+            del self._added[account]
+            await self._store.keep_newest(account, _MAX_LINES)

@@ -8,11 +8,15 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from stead.deadlines import scaled
 
 _LAST_MOMENT = scaled(0.5)
+
+
+PROTECTED, EXPENDABLE = -500, 500
+"""OOM scores: when the host runs out of memory, VMs and git end before the server that all of them need."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,20 @@ def spawn(
     )
     # Its end is collected through a pidfd, not by subprocess.
     child.returncode = 0
+    set_oom_score(child.pid, 0)
     identity = ProcessId.of(child.pid)
     if identity is None:
         os.waitpid(child.pid, 0)
     return identity
+
+
+def set_oom_score(pid: int | Literal["self"], score: int) -> None:
+    """Change the order in which the kernel ends processes without memory; children inherit it.
+
+    Does nothing where that is not allowed, as in a container, or when the process has ended.
+    """
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(score))
 
 
 class WatchedProcess:

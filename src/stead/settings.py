@@ -8,7 +8,7 @@ import socket
 import stat
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -21,12 +21,20 @@ from pydantic import (
     ConfigDict,
     ModelWrapValidatorHandler,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from stead.errors import InvalidRequest
-from stead.limits import UNLIMITED, Limits
+from stead.limits import (
+    LIMIT_NAMES,
+    ConfiguredLimits,
+    HostResources,
+    Limits,
+    default_limits,
+)
 
 Accelerator = Literal["auto", "kvm", "tcg"]
 T = TypeVar("T")
@@ -34,12 +42,33 @@ T = TypeVar("T")
 CONFIG_FILE = Path("/etc/stead/stead.toml")
 """The configuration file, unless STEAD_CONFIG names another one."""
 
+SEALING_KEY_FILE = Path("/etc/stead/sealing-key")
+"""Keys for the secrets in databases, unless STEAD_SEALING_KEY or a credential of systemd has them."""
+_CREDENTIAL = "stead-sealing-key"
+
 _SIZE = re.compile(r"(?P<vcpus>\d+)x(?P<memory>\d+)(?P<unit>[MG])x(?P<disk>\d+)G")
 
 _SLOTS = 65536
 _INSTALLATIONS = 3000
 """Ranges of Linux users: more installations on one host could share one."""
+_GIT_USERS = 16384
+"""Users of git in an installation; all stay below 2**31 by default, as some tools need it."""
+_VPCS = 10_000
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _HOSTNAME = re.compile(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+RESERVED_LABELS = (
+    # Services of an installation.
+    *("api", "git", "ssh", "vm-ssh", "www", "console", "dashboard", "status"),
+    # What people and programs trust by its name.
+    *("login", "auth", "sso", "oauth", "account", "accounts", "admin", "root", "billing", "pay", "payments"),
+    *("security", "secure", "support", "help", "abuse", "postmaster", "hostmaster", "webmaster"),
+    # What mail programs, browsers and certificate authorities look up by themselves.
+    *("mail", "smtp", "imap", "pop", "webmail", "autodiscover", "autoconfig", "mta-sts", "openpgpkey"),
+    *("wpad", "isatap", "ns", "ns1", "ns2", "dns", "ftp", "vpn", "localhost"),
+)
+"""Default of `reserved_labels`."""
 
 
 @dataclass(frozen=True, order=True)
@@ -180,18 +209,30 @@ def _checked_domain(text: str) -> str:
     return name
 
 
-def _empty_as_none(limits: Any) -> Any:
-    """`STEAD_LIMIT_VMS=` is no limit."""
+def _labels(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(map(_LABEL.fullmatch, names)):
+        raise ValueError
+    return names
+
+
+def _configured_limits(limits: Any, handler: ValidatorFunctionWrapHandler) -> ConfiguredLimits:
+    """`STEAD_LIMIT_VMS=` and `unlimited` are no limit. One that is not named follows the host."""
+    if isinstance(limits, ConfiguredLimits):
+        return limits
+    given = frozenset(LIMIT_NAMES)
     if isinstance(limits, dict):
-        return {name: None if value == "" else value for name, value in limits.items()}
-    return limits
+        given = frozenset(limits)
+        limits = {name: None if value in ("", "unlimited") else value for name, value in limits.items()}
+    return ConfiguredLimits(**asdict(handler(limits)), given=given)
 
 
 _SPLIT = _from_text(lambda text: text.replace(",", " ").split())
 _NETWORKS = Allowed("networks such as 10.1.0.0/16 (without host bits), separated by commas or spaces")
 _DOMAIN = Allowed("a domain name such as stead.example.com")
 _ZONES = Allowed("domain names such as stead.localhost, separated by commas or spaces")
+_LABELS = Allowed("labels such as www, in lower case, separated by commas or spaces")
 _LISTEN = Allowed("HOST:PORT with a port up to 65535, such as 127.0.0.1:443")
+_YES_OR_NO = Allowed("1, true, yes, on, 0, false, no or off")
 Count = Annotated[int, Ge(0), Allowed("an integer of at least 0")]
 Positive = Annotated[int, Ge(1), Allowed("an integer of at least 1")]
 
@@ -220,9 +261,15 @@ class Settings(BaseModel):
     idle_check: Annotated[float, Gt(0), Allowed("a number of seconds above 0")] = 5.0
     """Seconds between two checks for idle VMs."""
     accelerator: Annotated[Accelerator, Allowed("auto, kvm or tcg")] = "auto"
+    trusted_tenants: Annotated[bool, _YES_OR_NO] = False
+    """Whether all accounts belong to people who trust each other: their VMs need not be isolated well."""
+    share_template_memory: Annotated[bool, _YES_OR_NO] = True
+    """Map the unmodified memory of a template into all of its VMs, instead of a copy for each."""
     deadline_scale: Annotated[float, Ge(1), Le(1000), Allowed("a number from 1 to 1000")] = 1.0
     """Scale of all deadlines, for slow hosts: see deadlines.py."""
-    host_certificates: Annotated[bool, Allowed("1, true, yes, on, 0, false, no or off")] = True
+    require_cgroups: Annotated[bool, _YES_OR_NO] = False
+    """Refuse to start VMs on a host without cgroups for memory, processes and CPU."""
+    host_certificates: Annotated[bool, _YES_OR_NO] = True
     """Copy the host's additional CA certificates into the image."""
     mirror: str | None = None
     """Debian mirror for building the image; by default the one that mmdebstrap chooses."""
@@ -239,6 +286,8 @@ class Settings(BaseModel):
     """Address of the API without TLS: for this host. Other clients use `https_listen`."""
     domain: Annotated[str | None, _from_text(_domain), _DOMAIN] = None
     """Public name of this installation: the API; Git is at git.NAME, previews are below it."""
+    preview_domain: Annotated[str | None, _from_text(_domain), _DOMAIN] = None
+    """Public domain of previews, apart from that of the API; by default `domain`."""
     https_listen: Annotated[str | None, AfterValidator(_listen_or_none), _LISTEN] = None
     """Address of HTTPS; by default port 443 of all addresses with `domain`, else of 127.0.0.1."""
     http_listen: Annotated[str | None, AfterValidator(_listen_or_none), _LISTEN] = None
@@ -247,19 +296,34 @@ class Settings(BaseModel):
         "stead.localhost",
         "style.dev",
     )
-    """Zones whose names accounts may map without a verification; `domain` is one more, before them."""
+    """Zones whose names accounts may map without a verification; the public one is before them."""
+    reserved_labels: Annotated[tuple[str, ...], _SPLIT, AfterValidator(_labels), _LABELS] = RESERVED_LABELS
+    """Names directly below a preview zone that accounts cannot map."""
     ca: Annotated[Path | None, _from_text(lambda text: text or None)] = None
     """Folder with root.crt and root.key of the CA for preview zones; by default one is made."""
+    sealing_key: Annotated[Path | None, _from_text(lambda text: text or None)] = None
+    """File with the keys of secrets in the database; by default a credential of systemd, else in /etc."""
     acme_directory: str = "https://acme-v02.api.letsencrypt.org/directory"
     """ACME directory that issues certificates for `domain` and for mapped domains."""
     acme_email: str | None = None
     """Contact for the ACME account."""
+    acme_dns: Annotated[Path | None, _from_text(lambda text: text or None)] = None
+    """TOML file about a DNS provider, to order one certificate for all names of the public zone."""
+    acme_names_per_day: Positive = 5
+    """New names of an account in the public preview zone that get a certificate in a day."""
+    acme_names_per_week: Positive = 40
+    """New names of all accounts there that get one in a week; an account has a quarter."""
     acme_roots: Annotated[Path | None, _from_text(lambda text: text or None)] = None
     """File with CA certificates that the ACME directory's own certificate is checked with."""
     git_url: str | None = None
     """URL under which git clients reach the repositories; by default git.NAME of `domain`, else the API's."""
-    max_calls: Positive = 1000
-    """Concurrent API calls; more are refused."""
+    max_calls: Positive = 2000
+    """Concurrent API calls; more are refused. An account has at most a quarter, one of its identities half of
+    that. Calls without a credential have a pool of their own, an eighth as large."""
+    call_rate: Positive = 500
+    """API calls a second of one account, averaged over 10 s; of one of its identities half as many."""
+    anonymous_rate: Positive = 50
+    """API calls a second without a valid credential from one address (IPv6: one /64), averaged over 10 s."""
     max_sockets: Positive = 2000
     """Open WebSockets (terminals, attached processes, forwarded connections); an account has at most half."""
     ssh_listen: Annotated[
@@ -279,11 +343,23 @@ class Settings(BaseModel):
     ] = 86_400
     """Seconds after which a WireGuard session ends by itself."""
     max_creations: Positive = 64
-    """VMs that are being created or wait for it; more are refused."""
+    """VMs that are being created at the same time; an account has at most a quarter, and then waits."""
+    max_builds: Positive = 32
+    """Layers and VMs that are being set up by builds; an account has at most a quarter, and then waits."""
+    max_background: Positive = 1000
+    """Background requests in progress; an account has at most a quarter."""
     origins: Annotated[tuple[str, ...], _SPLIT] = ("*",)
     """CORS origins that may call the API; they send a token, never a cookie."""
-    limit: Annotated[Limits, BeforeValidator(_empty_as_none), Allowed("an integer of at least 0")] = UNLIMITED
-    """Limits of accounts that have none of their own."""
+    vm_io_mib: Count = 0
+    """MiB that a VM may read and write in a second, where cgroups of version 2 can limit it; 0: no limit."""
+    memory_overcommit: Annotated[float, Ge(1), Le(1000), Allowed("a number from 1 to 1000")] = 8.0
+    """Memory of the running VMs of an account, as a multiple of the host's: most is shared or unused."""
+    disk_overcommit: Annotated[float, Ge(1), Le(1000), Allowed("a number from 1 to 1000")] = 20.0
+    """Disks of all VMs by size, as a multiple of the host's: they take what was written to them."""
+    limit: Annotated[
+        Limits, WrapValidator(_configured_limits), Allowed("an integer of at least 0, or `unlimited`")
+    ] = ConfiguredLimits()
+    """Limits of accounts that have none of their own; those that are not set follow the host."""
 
     @classmethod
     def load(cls) -> "Settings":
@@ -315,6 +391,18 @@ class Settings(BaseModel):
         """A validated copy with some settings changed."""
         return Settings(**dict(self) | changes)
 
+    def account_limits(self, host: HostResources) -> Limits:
+        """The limits of accounts without their own, on this host."""
+        size = self.default_size
+        defaults = default_limits(
+            host,
+            (size.vcpus, size.memory_mib, size.disk_gib),
+            memory_overcommit=self.memory_overcommit,
+            disk_overcommit=self.disk_overcommit,
+        )
+        given = self.limit if isinstance(self.limit, ConfiguredLimits) else ConfiguredLimits()
+        return given.over(defaults)
+
     @property
     def address(self) -> tuple[str, int]:
         return address_of(self.listen)
@@ -322,7 +410,12 @@ class Settings(BaseModel):
     @property
     def zones(self) -> tuple[str, ...]:
         """All preview zones; the first is for URLs that Stead makes."""
-        return tuple(dict.fromkeys([*([self.domain] if self.domain else []), *self.preview_zones]))
+        return tuple(dict.fromkeys([*([self.public_zone] if self.public_zone else []), *self.preview_zones]))
+
+    @property
+    def public_zone(self) -> str | None:
+        """The preview zone whose names have certificates of a public CA."""
+        return self.preview_domain or self.domain
 
     @property
     def api_names(self) -> tuple[str, ...]:
@@ -335,6 +428,17 @@ class Settings(BaseModel):
         """Host names of the Git server."""
         own = [f"git.{self.domain}"] if self.domain else []
         return (*own, "git.stead.localhost", "git.freestyle.sh")
+
+    @property
+    def public_names(self) -> tuple[str, ...]:
+        """Own names that a public CA can certify: those of `domain`."""
+        found = (*self.api_names, *self.git_names) if self.domain else ()
+        return tuple(name for name in found if f".{name}".endswith(f".{self.domain}"))
+
+    @property
+    def local_zones(self) -> tuple[str, ...]:
+        """Preview zones that no public CA can certify."""
+        return tuple(zone for zone in self.zones if zone != self.public_zone)
 
     @property
     def ssh_address(self) -> tuple[str, int] | None:
@@ -372,9 +476,10 @@ class Settings(BaseModel):
         return self.uid(0) <= uid < self.uid(_SLOTS)
 
     @property
-    def git_uid(self) -> int:
-        """The Linux user that git runs as and that owns the repositories."""
-        return self.uid_base - 1 - self._number
+    def git_uids(self) -> range:
+        """The Linux users that git runs as: each account with repositories has one, which owns them."""
+        first = self.uid_base + _INSTALLATIONS * _SLOTS + self._number * _GIT_USERS
+        return range(first, first + _GIT_USERS)
 
     @property
     def edge_uid(self) -> int:
@@ -387,8 +492,40 @@ class Settings(BaseModel):
         return self.uid_base - 1 - 2 * _INSTALLATIONS - self._number
 
     @property
+    def disk_uid(self) -> int:
+        """The Linux user of the process that merges disk layers."""
+        return self.uid_base - 1 - 3 * _INSTALLATIONS - self._number
+
+    def tunnel_uid(self, vpc: int) -> int:
+        """The Linux user that the WireGuard process of a VPC, by its number, runs as."""
+        return self.uid_base - 5 * _INSTALLATIONS - (self._number + 1) * _VPCS + vpc
+
+    @property
+    def ssh_uid(self) -> int:
+        """The Linux user that the SSH gateway runs as."""
+        return self.uid_base - 1 - 4 * _INSTALLATIONS - self._number
+
+    @property
     def _number(self) -> int:
         return int(self.instance, 16) % _INSTALLATIONS
+
+    @property
+    def accepts_emulation(self) -> bool:
+        """The operator knows that VMs run without the isolation of KVM, or trusts all that is in them."""
+        return self.accelerator == "tcg" or self.trusted_tenants
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one process that has the installation open."""
+        return self.data / "stead.lock"
+
+    @property
+    def sealing_key_files(self) -> tuple[Path, ...]:
+        """Where keys for secrets in the database may be; the last one is where the first start puts one."""
+        if self.sealing_key is not None:
+            return (self.sealing_key,)
+        credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+        return (*([Path(credentials) / _CREDENTIAL] if credentials else []), SEALING_KEY_FILE)
 
     @property
     def cache_folder(self) -> Path:

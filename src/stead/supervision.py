@@ -1,4 +1,7 @@
-"""Supervision: what must run as long as the server is started again when it ends, with a growing delay."""
+"""Supervision: what must run as long as the server is started again when it ends, with a growing delay.
+
+Periodic work is repeated whatever it raises.
+"""
 
 import asyncio
 import contextlib
@@ -55,24 +58,48 @@ async def keep_running(
     last = None
     while True:
         since = None
-        error = await _failure_of(run, serving)
+        error = await _failure_of(run(serving))
         delay = backoff.next(delay, 0.0 if since is None else clock() - since)
-        unexpected = error is not None and not isinstance(error, SteadError | OSError)
-        why = repr(error) if unexpected else str(error or "no error")
-        # What fails in the same way again and again, such as a port in use, is an error once.
-        write = log.debug if since is None and why == last else log.error
-        write(f"{name} failed, restarting", error=why, seconds=delay, exc_info=error if unexpected else None)
-        last = why
+        last = _log_failure(f"{name} failed, restarting", error, last if since is None else None, delay)
         await asyncio.sleep(delay)
 
 
-async def _failure_of(
-    run: Callable[[Callable[[], None]], Awaitable[None]], serving: Callable[[], None]
-) -> BaseException | None:
+async def repeat(
+    name: str,
+    work: Callable[[], Awaitable[None]],
+    every: float,
+    *,
+    at_once: bool = False,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> NoReturn:
+    """Call `work` again and again, `every` so many seconds after its end, whatever it raises.
+
+    The first call is after that time too, unless `at_once`. Only a cancellation of this task ends it.
+    """
+    last = None
+    if not at_once:
+        await sleep(every)
+    while True:
+        error = await _failure_of(work())
+        last = None if error is None else _log_failure(f"{name} failed", error, last, every)
+        await sleep(every)
+
+
+def _log_failure(text: str, error: BaseException | None, last: str | None, seconds: float) -> str:
+    """Log why something failed that is tried again in `seconds`, and return it."""
+    unexpected = error is not None and not isinstance(error, SteadError | OSError)
+    why = repr(error) if unexpected else str(error or "no error")
+    # What fails in the same way again and again, such as a port in use, is an error once.
+    write = log.debug if why == last else log.error
+    write(text, error=why, seconds=seconds, exc_info=error if unexpected else None)
+    return why
+
+
+async def _failure_of(work: Awaitable[None]) -> BaseException | None:
     try:
-        await run(serving)
+        await work
     except asyncio.CancelledError as error:
-        # Only a cancellation of this task ends it, not one of something that `run` awaits.
+        # Only a cancellation of this task ends it, not one of something that the work awaits.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
@@ -92,6 +119,8 @@ class ProcessCommand:
     folder: Path = Path("/")
     descriptors: tuple[int, ...] = ()
     """File descriptors that it inherits."""
+    handed_over: tuple[int, ...] = ()
+    """File descriptors that it inherits and that are closed here, whether it starts or not."""
 
 
 async def _nothing() -> None:
@@ -127,7 +156,6 @@ class SupervisedProcess:
         self._process: WatchedProcess | None = None
         self._output: _LastOutput | None = None
         self._serving = False
-        self._restart = False
         self._closed = False
         self._tasks = TaskSet()
 
@@ -145,11 +173,10 @@ class SupervisedProcess:
         await self._start()
         self._tasks.start(keep_running(self._name, self._run, self._backoff), f"restart of {self._name}")
 
-    def restart(self) -> None:
-        """End the process; it is started again at once, with the command of then."""
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process if it runs: one that starts later reads its files then."""
         if self._process is not None:
-            self._restart = True
-            self._process.kill()
+            self._process.send(number)
 
     async def close(self) -> None:
         """End the process for good."""
@@ -159,17 +186,11 @@ class SupervisedProcess:
 
     async def _run(self, serving: Callable[[], None]) -> None:
         """Start the process unless it runs, and wait for its end."""
-        while True:
-            try:
-                if self._process is None:
-                    await self._start()
-                    log.info(f"{self._name} started again", pid=self.pid)
-                serving()
-                await self._failure()
-            except HostError:
-                if not self._restart:
-                    raise
-            self._restart = False
+        if self._process is None:
+            await self._start()
+            log.info(f"{self._name} started again", pid=self.pid)
+        serving()
+        await self._failure()
 
     async def _failure(self) -> NoReturn:
         """Wait for the end of the process and raise it."""
@@ -205,13 +226,17 @@ class SupervisedProcess:
             output = _LastOutput(self._name)
             try:
                 command = self._command()
-                identity = spawn(
-                    command.arguments,
-                    environment=command.environment,
-                    folder=command.folder,
-                    descriptors=command.descriptors,
-                    errors=output.write_end,
-                )
+                try:
+                    identity = spawn(
+                        command.arguments,
+                        environment=command.environment,
+                        folder=command.folder,
+                        descriptors=(*command.descriptors, *command.handed_over),
+                        errors=output.write_end,
+                    )
+                finally:
+                    for descriptor in command.handed_over:
+                        os.close(descriptor)
                 if identity is None:
                     raise ProcessLookupError
                 return WatchedProcess(identity), output

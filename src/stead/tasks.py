@@ -1,10 +1,15 @@
-"""Concurrency: cancellation, background tasks, lock by key, single flight, limits by key."""
+"""Concurrency: cancellation, threads by purpose, background tasks, single flight."""
 
 import asyncio
 import contextlib
+import contextvars
+import functools
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from stead.errors import ServerStopping, SteadError
@@ -29,14 +34,6 @@ async def finished(work: Awaitable[T]) -> T:
             # Retrieve the exception so asyncio does not log it as never retrieved.
             task.exception()
         raise
-
-
-async def in_thread(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Run a function in a thread and always wait for its end: threads cannot be cancelled.
-
-    A caller that undoes the work after a cancellation can rely on the thread having ended.
-    """
-    return await finished(asyncio.to_thread(function, *arguments, **options))
 
 
 async def or_undo(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]]) -> T:
@@ -79,6 +76,46 @@ async def _ended(task: "asyncio.Future[Any]") -> None:
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait({task})
+
+
+# Threads
+
+
+class Threads(Enum):
+    """Executors by purpose, so that one kind of work cannot take the threads of another.
+
+    Name lookups have none: they are asynchronous.
+    """
+
+    FILES = "files", 16
+    """Small work on files of this host, that ends within milliseconds."""
+    QUERIES = "queries", 8
+    """Reads of the database that may be slow."""
+    COPIES = "copies", 4 + (os.cpu_count() or 1)
+    """Memory, disks and images of VMs: seconds each."""
+    OBJECTS = "objects", 8
+    """Pieces of LFS objects."""
+    PARSING = "parsing", 2 + (os.cpu_count() or 1)
+    """What tenants sent or asked for: archives, search results, patterns."""
+    TREES = "trees", 4
+    """Whole repositories: measured, removed, given to another user."""
+
+    def __init__(self, label: str, most: int) -> None:
+        self._executor = ThreadPoolExecutor(most, thread_name_prefix=f"stead-{label}")
+
+    async def run(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Run a function in a thread and always wait for its end: threads cannot be cancelled.
+
+        A caller that undoes the work after a cancellation can rely on the thread having ended.
+        """
+        context = contextvars.copy_context()
+        work = functools.partial(context.run, function, *arguments, **options)
+        return await finished(asyncio.get_running_loop().run_in_executor(self._executor, work))
+
+
+async def in_thread(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Run small work on files in a thread, see `Threads`."""
+    return await Threads.FILES.run(function, *arguments, **options)
 
 
 # Background tasks
@@ -195,6 +232,10 @@ class SingleFlight(Generic[T]):
             if not call.waiters and not call.task.done():
                 await self._leave(key, call)
 
+    def running(self, key: Hashable) -> bool:
+        """Whether the next caller of this key joins a call."""
+        return key in self._calls
+
     def start(
         self, key: Hashable, work: Callable[[], Coroutine[Any, Any, T]], name: str | None = None
     ) -> asyncio.Task[T]:
@@ -240,105 +281,3 @@ class SingleFlight(Generic[T]):
         """Cancel all calls and wait until they have undone what they started; refuse new ones."""
         self._closed = True
         await self._tasks.close()
-
-
-# Limits and locks by key
-
-
-class KeyedLimit:
-    """A semaphore with `total` places of which each key holds at most `per_key`.
-
-    A free place goes to the waiting key that holds the fewest, then to the caller that has waited longest.
-    """
-
-    def __init__(
-        self,
-        total: int | None = None,
-        per_key: int | None = None,
-        *,
-        max_wait: float | None = None,
-        busy: Callable[[], Exception] = TimeoutError,
-        release_after: float | None = None,
-    ) -> None:
-        """`busy` makes the error that is raised after `max_wait` seconds without a place.
-
-        A place that is held for `release_after` seconds is released; the work in it continues.
-        """
-        self._total = total
-        self._per_key = per_key
-        self._max_wait = max_wait
-        self._busy = busy
-        self._release_after = release_after
-        self._used = 0
-        self._held: Counter[Hashable] = Counter()
-        self._waiting: list[tuple[Hashable, asyncio.Future[None]]] = []
-
-    @contextlib.asynccontextmanager
-    async def hold(self, key: Hashable = None, *, max_wait: float | None = None) -> AsyncIterator[None]:
-        """Hold a place during a block."""
-        await self._acquire(key, self._max_wait if max_wait is None else max_wait)
-        held = True
-
-        def release() -> None:
-            nonlocal held
-            if held:
-                held = False
-                self._release(key)
-
-        timer = None
-        if self._release_after is not None:
-            timer = asyncio.get_running_loop().call_later(self._release_after, release)
-        try:
-            yield
-        finally:
-            if timer is not None:
-                timer.cancel()
-            release()
-
-    async def _acquire(self, key: Hashable, max_wait: float | None) -> None:
-        if self._has_place(key):
-            self._take(key)
-            return
-        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = key, granted
-        self._waiting.append(waiting)
-        try:
-            async with asyncio.timeout(max_wait) as limit:
-                await granted
-        except BaseException as error:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            else:
-                self._release(key)
-            if isinstance(error, TimeoutError) and limit.expired():
-                raise self._busy() from None
-            raise
-
-    def _has_place(self, key: Hashable) -> bool:
-        return (self._total is None or self._used < self._total) and (
-            self._per_key is None or self._held[key] < self._per_key
-        )
-
-    def _take(self, key: Hashable) -> None:
-        self._used += 1
-        self._held[key] += 1
-
-    def _release(self, key: Hashable) -> None:
-        self._used -= 1
-        self._held[key] -= 1
-        if not self._held[key]:
-            del self._held[key]
-        # One place became free, so at most one waiter can go on. min() takes the first of equals.
-        able = [each for each in self._waiting if self._has_place(each[0]) and not each[1].done()]
-        if able:
-            chosen = min(able, key=lambda each: self._held[each[0]])
-            self._waiting.remove(chosen)
-            self._take(chosen[0])
-            chosen[1].set_result(None)
-
-
-class KeyedLock(KeyedLimit):
-    """One lock per key, removed when no task holds or awaits it; waiters get it in their order."""
-
-    def __init__(self) -> None:
-        super().__init__(per_key=1)

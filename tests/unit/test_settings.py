@@ -1,6 +1,7 @@
 """Settings and sizes: read from variables and a file, refused in one sentence when invalid."""
 
 import os
+from collections import Counter
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch)
         ("STEAD_DIAL_PRIVATE", "here", "must be networks such as 10.1.0.0/16"),
         ("STEAD_LISTEN", "8600", "must be HOST:PORT"),
         ("STEAD_LISTEN", "127.0.0.1:65536", "must be HOST:PORT"),
-        ("STEAD_LIMIT_VMS", "few", "must be an integer of at least 0"),
+        ("STEAD_LIMIT_VMS", "few", "must be an integer of at least 0, or `unlimited`"),
     ],
 )
 def test_an_invalid_variable_is_refused_with_its_name_its_value_and_what_is_allowed(
@@ -114,7 +115,10 @@ def test_a_variable_wins_over_the_file(monkeypatch: pytest.MonkeyPatch, file: Pa
         ("[limit]\nvm = 3", "unknown setting limit.vm = 3 in {file}: did you mean `vms`?"),
         ("pool = -1", "invalid pool = -1 in {file}: must be an integer of at least 0"),
         ("pool = [1]", "invalid pool = [1] in {file}: must be an integer of at least 0"),
-        ("[limit]\nvms = 1.5", "invalid limit.vms = 1.5 in {file}: must be an integer of at least 0"),
+        (
+            "[limit]\nvms = 1.5",
+            "invalid limit.vms = 1.5 in {file}: must be an integer of at least 0, or `unlimited`",
+        ),
         ("pool = ", "the configuration file {file} is not valid TOML: Invalid value (at end of document)"),
         ("deadline_scale = 0", "invalid deadline_scale = 0 in {file}: must be a number from 1 to 1000"),
     ],
@@ -168,3 +172,27 @@ def test_a_size_is_valid_or_refused_and_survives_its_own_text(vcpus: int, memory
 
 def test_data_folders_give_different_instance_names() -> None:
     assert Settings(data=Path("/a")).instance != Settings(data=Path("/b")).instance
+
+
+@pytest.mark.parametrize("instance", ["000000", "000bb7", "abcdef"])
+def test_no_two_programs_have_the_same_linux_user(instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in an installation, nor in the one with the next number on the same host."""
+    users = Counter[int]()
+    for number in (0, 1):
+        monkeypatch.setattr(Settings, "_number", int(instance, 16) % 3000 + number)
+        settings = Settings(data=Path("/data"))
+        users.update([settings.edge_uid, settings.resolver_uid, settings.disk_uid, settings.ssh_uid])
+        users.update([settings.git_uids[0], settings.git_uids[-1]])
+        users.update(
+            [settings.uid(0), settings.uid(65535), settings.tunnel_uid(0), settings.tunnel_uid(9999)]
+        )
+        spans = [
+            range(settings.uid(0), settings.uid(65536)),
+            settings.git_uids,
+            range(settings.tunnel_uid(0), settings.tunnel_uid(10_000)),
+        ]
+        for span in spans:
+            others = [user for user in users if user in span]
+            assert sorted(others) == [span[0], span[-1]], "the ends of the range alone"
+    assert max(users.values()) == 1
+    assert min(users) > 100_000 and max(users) < 2**31

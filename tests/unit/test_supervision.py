@@ -14,7 +14,7 @@ import pytest
 
 from stead.errors import HostError, SteadError
 from stead.processes import ProcessId
-from stead.supervision import Backoff, ProcessCommand, SupervisedProcess, keep_running
+from stead.supervision import Backoff, ProcessCommand, SupervisedProcess, keep_running, repeat
 from support.waiting import until
 
 QUICK = Backoff(shortest=0.01, longest=0.04, healthy=60.0)
@@ -41,6 +41,38 @@ async def kept(run: Callable[[Callable[[], None]], Awaitable[None]]) -> AsyncIte
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_repeated_work_survives_every_error(caplog: pytest.LogCaptureFixture) -> None:
+    """An error that repeats is logged once, and again after a success."""
+    ends = [RuntimeError("a defect"), OSError(errno.ENOSPC, "full"), OSError(errno.ENOSPC, "full")]
+    outcomes: list[BaseException | None] = [*ends, asyncio.CancelledError(), None, ends[2], None]
+    calls, waits = 0, list[float]()
+    done = asyncio.Event()
+
+    async def work() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > len(outcomes):
+            done.set()
+            await asyncio.Event().wait()
+        if (error := outcomes[calls - 1]) is not None:
+            raise error
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    task = asyncio.create_task(repeat("work", work, 5.0, sleep=sleep))
+    async with asyncio.timeout(60):
+        await done.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert waits == [5.0] * (len(outcomes) + 1)
+    logged = [each for each in caplog.records if each.name == "stead.supervision"]
+    errors = [each.__dict__["fields"]["error"] for each in logged if each.levelno == logging.ERROR]
+    full = "[Errno 28] full"
+    assert errors == ["RuntimeError('a defect')", full, "CancelledError()", full]
 
 
 async def test_every_error_is_logged_and_survived(caplog: pytest.LogCaptureFixture) -> None:
@@ -318,6 +350,25 @@ async def test_a_missing_program_is_named(tmp_path: Path) -> None:
     await process.close()
 
 
+@pytest.mark.parametrize("program", ["sleep", "no-such-program"])
+async def test_descriptors_that_are_handed_over_are_closed_here(program: str) -> None:
+    """So what they stand for, such as a network device, ends with the process."""
+    ours, theirs = os.pipe()
+    os.set_blocking(ours, False)
+
+    async def ready() -> None:
+        with pytest.raises(BlockingIOError):
+            os.read(ours, 1)
+
+    command = ProcessCommand([program, "1000"], handed_over=(theirs,))
+    process = SupervisedProcess("server", lambda: command, ready, NEVER_AGAIN, start_timeout=30)
+    with contextlib.suppress(HostError):
+        await process.start()
+    await process.close()
+    assert os.read(ours, 1) == b"", "no writer is left"
+    os.close(ours)
+
+
 async def test_close_during_the_delay_starts_nothing(tmp_path: Path) -> None:
     async with supervised(tmp_path, SERVES, backoff=NEVER_AGAIN) as made:
         assert made.process.pid is not None
@@ -364,19 +415,13 @@ async def test_a_cancelled_start_ends_the_process(tmp_path: Path) -> None:
     await made.process.close()
 
 
-async def test_restart_uses_the_new_command_without_a_delay(tmp_path: Path) -> None:
-    async with supervised(tmp_path, SERVES, backoff=NEVER_AGAIN) as made:
-        for times in (2, 3):
-            made.script = f"touch changed{times}; {SERVES}"
-            made.process.restart()
-            await made.started(times)
-            assert (tmp_path / f"changed{times}").exists()
-        made.script = "touch slow; exec sleep 1000"
-        made.process.restart()
-        await until((tmp_path / "slow").exists, 30)
-        made.script = SERVES
-        made.process.restart()  # while it starts
-        await made.started(5)
+async def test_a_signal_reaches_the_process_that_runs(tmp_path: Path) -> None:
+    # Not SIGHUP: under nohup it is ignored, and a shell cannot trap what was ignored when it began.
+    reloading = "trap 'touch reloaded' USR1; touch ready; while :; do sleep 0.01; done"
+    async with supervised(tmp_path, reloading, backoff=NEVER_AGAIN) as made:
+        made.process.send(signal.SIGUSR1)
+        await until((tmp_path / "reloaded").exists, 60)
+    made.process.send(signal.SIGUSR1)  # nothing runs any more
 
 
 async def test_a_process_is_asked_to_end_before_it_is_killed(tmp_path: Path) -> None:
