@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import functools
+import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,10 +20,21 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from stead.errors import HostError
-from stead.tasks import finished, in_thread
+from stead.files import sync_folder
+from stead.store.sealing import (
+    RESTORE,
+    SealingError,
+    SealingKeys,
+    seal_plain_values,
+    sealed_values,
+    sealing_key_of,
+)
+from stead.tasks import Threads, finished, in_thread
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _TIMEOUT = 60
+COPIES_DAYS = 7
+"""Days for which the copy of a database from before a migration is kept."""
 
 T = TypeVar("T")
 
@@ -32,7 +46,9 @@ class Database:
     and finish even when their caller is cancelled.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keys: SealingKeys | None = None) -> None:
+        self.keys = keys or SealingKeys()
+        """They seal and open the secrets in rows. Without keys, none can be stored or read."""
         url = sa.URL.create("sqlite", database=str(path))
         self._engine = sa.create_engine(url)
         sa.event.listen(self._engine, "connect", _configure)
@@ -63,7 +79,7 @@ class Database:
             with self.look_up() as connection:
                 return work(connection)
 
-        return await in_thread(reading)
+        return await Threads.QUERIES.run(reading)
 
     def look_up(self) -> AbstractContextManager[sa.Connection]:
         """A connection for indexed queries on the caller's thread.
@@ -78,13 +94,26 @@ class Database:
         self._engine.dispose()
 
 
-async def open_database(path: Path) -> Database:
-    """Open a database and migrate it to the newest schema."""
+@dataclass(frozen=True)
+class Migration:
+    """What a database needs before this release can use it."""
+
+    current: str | None
+    """The revision of its schema; None for a new database."""
+    head: str
+
+
+async def open_database(path: Path, keys: SealingKeys | None = None) -> Database:
+    """Open a database and migrate it to the newest schema. Without keys, no secret can be stored or read.
+
+    A server that runs with the older schema would fail: the caller holds the lock of the installation, or
+    knows from `pending_migration` that there is nothing to do.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.touch(mode=0o600)
     await in_thread(_migrate, path)
     await in_thread(_write_ahead, path)
-    return Database(path)
+    return Database(path, keys)
 
 
 def _configure(connection: Any, _: object) -> None:
@@ -101,34 +130,130 @@ def _forbid_writing(connection: Any, _: object) -> None:
     cursor.close()
 
 
+def pending_migration(path: Path) -> Migration | None:
+    """The migration that a database needs; None when it has the newest schema. HostError if it is newer."""
+    if not path.exists():
+        return Migration(None, _scripts().get_current_head() or "")
+    with _engine(path) as engine, engine.connect() as connection:
+        return _pending(path, connection)
+
+
 def _migrate(path: Path) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    config.set_main_option("path_separator", "os")
-    script = ScriptDirectory.from_config(config)
-    url = sa.URL.create("sqlite", database=str(path))
-    engine = sa.create_engine(url, connect_args={"timeout": _TIMEOUT})
-    try:
+    with _engine(path) as engine:
         with engine.connect() as connection:
-            if MigrationContext.configure(connection).get_current_revision() == script.get_current_head():
+            if _pending(path, connection) is None:
                 return
         with engine.begin() as connection:
             # A concurrent migration waits here, then finds the newest revision.
             connection.exec_driver_sql("BEGIN IMMEDIATE")
-            current = MigrationContext.configure(connection).get_current_revision()
-            if current == script.get_current_head():
+            pending = _pending(path, connection)
+            if pending is None:
                 return
-            known = {revision.revision for revision in script.walk_revisions()}
-            if current is not None and current not in known:
-                raise HostError(
-                    f"database {path} was written by a newer Stead (revision {current}): upgrade Stead"
-                )
+            if pending.current is not None:
+                _copy_aside(path, pending.current)
+            config = _alembic_config()
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def _pending(path: Path, connection: sa.Connection) -> Migration | None:
+    script = _scripts()
+    head = script.get_current_head() or ""
+    current = MigrationContext.configure(connection).get_current_revision()
+    if current == head:
+        return None
+    if current is not None and current not in {revision.revision for revision in script.walk_revisions()}:
+        raise HostError(f"database {path} was written by a newer Stead (revision {current}): upgrade Stead")
+    return Migration(current, head)
+
+
+def _alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+@functools.cache
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_alembic_config())
+
+
+@contextlib.contextmanager
+def _engine(path: Path) -> Iterator[sa.Engine]:
+    url = sa.URL.create("sqlite", database=str(path))
+    engine = sa.create_engine(url, connect_args={"timeout": _TIMEOUT})
+    try:
+        yield engine
     except sa.exc.DatabaseError as error:
         raise HostError(f"cannot open the database {path}: {error.orig}") from error
     finally:
         engine.dispose()
+
+
+def seal_secrets(path: Path, keys: SealingKeys) -> int:
+    """Create the first sealing key, and seal secrets that an earlier release stored in clear.
+
+    Returns how many values were sealed. No key is created beside values of another one, which is lost and may
+    be restored. The caller holds the lock of the installation.
+    """
+    with _engine(path) as engine, engine.begin() as connection:
+        # Text that is replaced is overwritten with zeros.
+        connection.exec_driver_sql("PRAGMA secure_delete=ON")
+        if not keys.ids and any(sealing_key_of(value) for _, value in sealed_values(connection)):
+            raise SealingError(f"no sealing key in {' or '.join(map(str, keys.files))}. {RESTORE}")
+        keys.ensure()
+        count = seal_plain_values(connection, keys)
+    if count:
+        _vacuum(path)
+    return count
+
+
+def _vacuum(path: Path) -> None:
+    """Rewrite the file: text that was deleted before is in free pages, and in the log of the database."""
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=_TIMEOUT, isolation_level=None)) as connection:
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error as error:
+        raise SealingError(
+            f"secrets are sealed, but free pages of {path} may still hold them in clear: {error}."
+            f" Free disk space, stop the server, and run `sqlite3 {path} VACUUM`"
+        ) from error
+
+
+def _copy_aside(path: Path, revision: str) -> None:
+    """Copy a database before its migration, for the way back to the release that it is of."""
+    target = path.with_name(f"{path.name}.{revision}")
+    unfinished = target.with_name(f".{target.name}.new")
+    unfinished.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with (
+                contextlib.closing(sqlite3.connect(path, timeout=_TIMEOUT)) as source,
+                contextlib.closing(sqlite3.connect(unfinished)) as copy,
+            ):
+                source.backup(copy)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        unfinished.rename(target)
+        sync_folder(target.parent)
+    except (OSError, sqlite3.Error) as error:
+        unfinished.unlink(missing_ok=True)
+        raise HostError(
+            f"cannot copy the database to {target} before its migration: {error}."
+            f" The database is unchanged: free {path.stat().st_size >> 20} MiB, and start again"
+        ) from error
+
+
+def remove_old_copies(path: Path) -> None:
+    """Remove copies from before a migration when the release before it is not likely to be needed again."""
+    oldest = time.time() - COPIES_DAYS * 86_400
+    for copy in path.parent.glob(f"{path.name}.[0-9][0-9][0-9][0-9]"):
+        if copy.stat().st_mtime < oldest:
+            copy.unlink(missing_ok=True)
 
 
 def _write_ahead(path: Path) -> None:

@@ -13,7 +13,7 @@ from stead.store.rows import Rows, table_of
 
 @dataclass(frozen=True)
 class AppRow:
-    """`id` is that of the account: one App each."""
+    """`id` is that of the account: one App each. Its key and its secret are sealed."""
 
     id: str
     app: str
@@ -47,14 +47,26 @@ class AppStore(Rows[AppRow]):
     table = github_apps
     row = AppRow
 
-    async def put(self, row: AppRow) -> AppRow:
-        """Insert or replace the App of an account."""
-        row = replace(row, created_at=time.time_ns())
+    async def put(self, row: AppRow) -> None:
+        """Insert or replace the App of an account; its secrets are given in clear."""
+        row = replace(
+            row,
+            private_key=self.seal(row.id, "private_key", row.private_key),
+            webhook_secret=self.seal(row.id, "webhook_secret", row.webhook_secret),
+            created_at=time.time_ns(),
+        )
         await self.database.execute(
             github_apps.delete().where(github_apps.c.id == row.id),
             github_apps.insert().values(**row.__dict__),
         )
-        return row
+
+    def opened(self, row: AppRow) -> AppRow:
+        """The row with its secrets in clear."""
+        return replace(
+            row,
+            private_key=self.unseal(row.id, "private_key", row.private_key),
+            webhook_secret=self.unseal(row.id, "webhook_secret", row.webhook_secret),
+        )
 
     async def by_app_id(self, app: str) -> list[AppRow]:
         """The Apps of all accounts with this GitHub App id."""

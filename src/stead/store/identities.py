@@ -112,6 +112,12 @@ class IdentityStore(Rows[IdentityRow]):
             rows = build_rows(CountedIdentity, connection.execute(page.limit(limit).offset(offset)))
             return rows, connection.execute(total).scalar_one()
 
+    async def count(self, account: str) -> int:
+        """How many identities an account has, without the managed ones."""
+        own = identities.c.account == account, identities.c.managed.is_(False)
+        statement = sa.select(sa.func.count()).select_from(identities).where(*own)
+        return await self.database.read(lambda connection: connection.execute(statement).scalar_one())
+
     async def remove(self, account: str, identity: str) -> bool:
         """Delete an identity unless it is managed; returns whether it was deleted."""
         statement = identities.delete().where(
@@ -138,6 +144,13 @@ class TokenStore(Rows[TokenRow]):
         with self.database.look_up() as connection:
             found = connection.execute(_HOLDER, {"wanted": token_hash}).one_or_none()
         return None if found is None else Holder(*found)
+
+    async def count(self, account: str) -> int:
+        """How many tokens the identities of an account have, without those of managed ones."""
+        own = identities.c.account == account, identities.c.managed.is_(False)
+        of = tokens.join(identities, identities.c.id == tokens.c.identity)
+        statement = sa.select(sa.func.count()).select_from(of).where(*own)
+        return await self.database.read(lambda connection: connection.execute(statement).scalar_one())
 
     async def list(self, identity: str) -> list[TokenRow]:
         statement = sa.select(tokens).where(tokens.c.identity == identity)

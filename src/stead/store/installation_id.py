@@ -4,25 +4,71 @@ At start-up, files that no row refers to are set aside. With an empty or foreign
 of them, so such a database is refused.
 """
 
+import asyncio
 import contextlib
+import os
 import secrets
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from stead.errors import HostError
-from stead.files import write_atomically
-from stead.store.database import Database, open_database
+from stead.files import try_lock, write_atomically
+from stead.settings import Settings
+from stead.store.database import Database, open_database, pending_migration, remove_old_copies, seal_secrets
+from stead.store.sealing import SealingError, SealingKeys
+from stead.tasks import in_thread
 
 installation = sa.table("installation", sa.column("id"))
 DATABASE = "stead.db"
 MARK = "installation"
 _DATA = ("machines", "layers", "checkpoints", "repos")
 _NOT_DATA = {"new", "gone", "gitconfig"}
+_LOCK_WAIT = 10.0
+"""Seconds that a command waits for a server or a command that is migrating the database."""
 
 
-async def open_database_of(data: Path) -> Database:
-    """Open the database of a data folder; HostError when the two do not belong together."""
+async def open_beside_server(settings: Settings) -> Database:
+    """Open the database for a command that may run beside a server.
+
+    Only a process with the lock of the installation migrates it: a running server of an older release would
+    fail with the new schema.
+    """
+    path, keys = settings.data / DATABASE, SealingKeys(settings.sealing_key_files)
+    deadline = asyncio.get_running_loop().time() + _LOCK_WAIT
+    while True:
+        lock = try_lock(settings.lock)
+        if lock is not None:
+            try:
+                database = await open_database_of(settings.data, keys)
+                try:
+                    await in_thread(seal_secrets, path, keys)
+                except SealingError:
+                    # Without a key, only commands that need one fail, and say why.
+                    return database
+                except BaseException:
+                    await database.dispose()
+                    raise
+                return database
+            finally:
+                os.close(lock)
+        pending = await in_thread(pending_migration, path)
+        if pending is None:
+            return await open_database_of(settings.data, keys)
+        if asyncio.get_running_loop().time() > deadline:
+            raise HostError(
+                f"the database of {settings.data} has schema {pending.current}, this Stead needs"
+                f" {pending.head}, and a server of another release is running. Restart it with this release"
+                " (`systemctl restart stead`), which migrates the database, then run this command again"
+            )
+        await asyncio.sleep(0.1)
+
+
+async def open_database_of(data: Path, keys: SealingKeys | None = None) -> Database:
+    """Open the database of a data folder; HostError when the two do not belong together.
+
+    The caller holds the lock of the installation, unless the database has the newest schema.
+    """
     path = data / DATABASE
     mark = _read_mark(data)
     is_new = not path.exists() or path.stat().st_size == 0
@@ -31,7 +77,7 @@ async def open_database_of(data: Path) -> Database:
             f"{data} has VMs or repositories, but its database {path} is missing: restore the database from"
             " the same backup, or move the folder away to start with an empty installation"
         )
-    database = await open_database(path)
+    database = await open_database(path, keys)
     try:
         recorded = await _recorded(database)
         if mark is not None and recorded != mark:
@@ -44,6 +90,7 @@ async def open_database_of(data: Path) -> Database:
             recorded = await _give_id(database)
         if mark is None:
             write_atomically(data / MARK, f"{recorded}\n".encode())
+        remove_old_copies(path)
     except BaseException:
         await database.dispose()
         raise

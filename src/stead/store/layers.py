@@ -46,6 +46,16 @@ class LayerStore(Rows[LayerRow]):
         )
         return await self.database.read(lambda connection: set(connection.execute(found).scalars()))
 
+    async def templates_of(self, account: str) -> set[str]:
+        """The templates below the disks of an account's VMs and snapshots."""
+        found = sa.union(
+            sa.select(machines.c.template).where(machines.c.account == account),
+            sa.select(snapshots.c.template).where(
+                snapshots.c.account == account, snapshots.c.deleted_at.is_(None)
+            ),
+        )
+        return await self.database.read(lambda connection: set(connection.execute(found).scalars()))
+
     async def rebase(self, layer_id: str, file: str, parent: str | None) -> bool:
         """Give a layer another file and parent; returns whether it exists."""
         return await self.update(layer_id, file=file, parent=parent) is not None

@@ -113,6 +113,15 @@ class LogStore:
         """Delete the lines of a source about a VM."""
         await self.database.execute(log_entries.delete().where(*_about(account, machine, source)))
 
+    async def keep_newest(self, account: str, count: int) -> None:
+        """Delete the lines of an account but for the newest ones."""
+        columns = log_entries.c
+        own = sa.select(columns.at).where(columns.account == account).order_by(columns.at.desc())
+        oldest = own.offset(count - 1).limit(1).scalar_subquery()
+        await self.database.execute(
+            log_entries.delete().where(columns.account == account, columns.at < oldest)
+        )
+
     async def prune(self, before: int) -> None:
         await self.database.execute(log_entries.delete().where(log_entries.c.at < before))
 

@@ -20,7 +20,7 @@ class VpcRow:
     name: str | None
     cidr: str
     wireguard_key: str | None = None
-    """Private key of the server's end of WireGuard tunnels into it."""
+    """Private key of the server's end of WireGuard tunnels into it, sealed."""
     created_at: int = 0
 
 
@@ -101,9 +101,19 @@ class VpcStore(Rows[VpcRow]):
 
     async def ensure_key(self, vpc: str, key: str) -> VpcRow | None:
         """Set the key of a VPC that has none; returns the VPC, None when there is none."""
+        row = await self.get(vpc)
+        if row is None or row.wireguard_key is not None:
+            return row
         unset = vpcs.c.id == vpc, vpcs.c.wireguard_key.is_(None)
-        await self.database.execute(vpcs.update().where(*unset).values(wireguard_key=key))
+        sealed = self.seal(vpc, "wireguard_key", key)
+        await self.database.execute(vpcs.update().where(*unset).values(wireguard_key=sealed))
         return await self.get(vpc)
+
+    def wireguard_key(self, row: VpcRow) -> str | None:
+        """The private key of a VPC in clear; None when it has none."""
+        if row.wireguard_key is None:
+            return None
+        return self.unseal(row.id, "wireguard_key", row.wireguard_key)
 
 
 class SessionStore(Rows[SessionRow]):
@@ -118,6 +128,12 @@ class SessionStore(Rows[SessionRow]):
     async def by_key(self, vpc: str, public_key: str) -> SessionRow | None:
         wanted = sessions.c.vpc == vpc, sessions.c.public_key == public_key
         return self._select_one(sa.select(sessions).where(*wanted))
+
+    async def vpcs_of(self, account: str) -> int:
+        """How many VPCs of an account have sessions."""
+        owned = sa.select(sa.func.count(sessions.c.vpc.distinct())).join(vpcs, vpcs.c.id == sessions.c.vpc)
+        with self.database.look_up() as connection:
+            return connection.execute(owned.where(vpcs.c.account == account)).scalar_one()
 
     async def expire(self, now: int) -> set[str]:
         """Delete sessions that have expired; returns their VPCs."""

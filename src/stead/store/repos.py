@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from stead.store.rows import Rows, table_of
+from stead.store.rows import Rows, build_rows, table_of
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,12 @@ class RepoRow:
 
 
 @dataclass(frozen=True)
+class RepoOwnerRow:
+    id: str
+    account: str
+
+
+@dataclass(frozen=True)
 class GitPermissionRow:
     id: str
     identity: str
@@ -41,6 +47,11 @@ class GitPermissionRow:
 repos = table_of("repos", RepoRow)
 git_permissions = table_of("git_permissions", GitPermissionRow)
 
+# Every write of Git asks these: building a statement takes as long as running it.
+_OWNED = repos.c.account == sa.bindparam("owner")
+_TOTAL_SIZE = sa.select(sa.func.total(repos.c.size + repos.c.lfs_size)).where(_OWNED)
+_UNMEASURED = sa.select(repos.c.id).where(_OWNED, repos.c.size.is_(None))
+
 
 class RepoStore(Rows[RepoRow]):
     table = repos
@@ -51,16 +62,21 @@ class RepoStore(Rows[RepoRow]):
             statement = sa.select(sa.func.count()).where(repos.c.account == account)
             return connection.execute(statement).scalar_one()
 
+    async def owners(self) -> list[RepoOwnerRow]:
+        """All repositories with their accounts, oldest first."""
+        statement = sa.select(repos.c.id, repos.c.account).order_by(repos.c.created_at, repos.c.id)
+        return await self.database.read(
+            lambda connection: build_rows(RepoOwnerRow, connection.execute(statement))
+        )
+
     async def total_size(self, account: str) -> int:
         """Bytes of all repositories of an account that were measured."""
         with self.database.look_up() as connection:
-            statement = sa.select(sa.func.total(repos.c.size + repos.c.lfs_size))
-            return int(connection.execute(statement.where(repos.c.account == account)).scalar_one())
+            return int(connection.execute(_TOTAL_SIZE, {"owner": account}).scalar_one())
 
     async def unmeasured(self, account: str) -> list[str]:
-        statement = sa.select(repos.c.id).where(repos.c.account == account, repos.c.size.is_(None))
         with self.database.look_up() as connection:
-            return list(connection.execute(statement).scalars())
+            return list(connection.execute(_UNMEASURED, {"owner": account}).scalars())
 
     async def ids(self, after: str, limit: int) -> list[str]:
         """One page of all repositories, by id."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args
 import sqlalchemy as sa
 
 from stead.store.database import Database
+from stead.store.sealing import Place
 
 R = TypeVar("R")
 _TYPES: dict[object, type[sa.types.TypeEngine[Any]]] = {str: sa.Text, int: sa.BigInteger, bool: sa.Boolean}
@@ -52,6 +53,14 @@ class Rows(Generic[R]):
 
     async def delete(self, row_id: str) -> None:
         await self.database.execute(self.table.delete().where(self.table.c.id == row_id))
+
+    def seal(self, row_id: str, column: str, secret: str) -> str:
+        """A secret as it is stored in this column of the row."""
+        return self.database.keys.seal(secret, Place(self.table.name, column, row_id))
+
+    def unseal(self, row_id: str, column: str, sealed: str) -> str:
+        """The secret that is stored in this column of the row; SealingError if its key is missing."""
+        return self.database.keys.open(sealed, Place(self.table.name, column, row_id))
 
     async def named(self, account: str, name: str) -> list[R]:
         """The rows of an account that have this name, in a table with these columns."""

@@ -26,9 +26,10 @@ class TriggerRow:
 
 @dataclass(frozen=True)
 class DestinationRow:
-    """The endpoint of a trigger and the account of its repository."""
+    """The endpoint of a trigger, its repository and the account of that."""
 
     endpoint: str
+    repo: str
     account: str
 
 
@@ -79,7 +80,8 @@ class TriggerStore(Rows[TriggerRow]):
         return await self.database.read(lambda connection: list(connection.execute(statement).scalars()))
 
     async def destination(self, trigger: str) -> DestinationRow | None:
-        statement = sa.select(triggers.c.endpoint, repos.c.account).join(repos, repos.c.id == triggers.c.repo)
+        columns = triggers.c.endpoint, triggers.c.repo, repos.c.account
+        statement = sa.select(*columns).join(repos, repos.c.id == triggers.c.repo)
         with self.database.look_up() as connection:
             found = connection.execute(statement.where(triggers.c.id == trigger))
             return next(iter(build_rows(DestinationRow, found)), None)
