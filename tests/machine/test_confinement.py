@@ -35,11 +35,6 @@ def process(settings: Settings, shared: Machine) -> Path:
     return qemu_of(settings, shared)
 
 
-@pytest.fixture(scope="module")
-def folder(settings: Settings, shared: Machine) -> Path:
-    return settings.data / "machines" / shared.id
-
-
 @pytest_asyncio.fixture(scope="module")
 async def top(machines: Machines, shared: Machine) -> str:
     """The name of the file with the disk layer that is the machine's own to write."""
@@ -79,13 +74,22 @@ async def test_two_machines_are_two_users(settings: Settings, shared: Machine, m
     folders = [settings.data / "machines" / each.id for each in (shared, machine)]
     users = [user_of(qemu_of(settings, each)) for each in (shared, machine)]
     assert users[0] != users[1]
-    assert [path.stat().st_uid for path in folders] == users
+    assert [path.stat().st_uid for path in folders] == [0, 0], "their disks are theirs by descriptors only"
     assert [stat.S_IMODE(path.stat().st_mode) for path in folders] == [0o700, 0o700]
 
 
-async def test_its_world_is_its_own_folder(process: Path, folder: Path, top: str) -> None:
-    assert (process / "root").readlink() == folder
-    assert {path.name for path in (process / "root").iterdir()} == {top}
+async def test_its_world_has_programs_and_nothing_else(process: Path) -> None:
+    root = process / "root"
+    found = {path.name for path in root.iterdir() if not path.is_symlink()}
+    programs = {"usr", "lib", "lib32", "lib64", "libx32", "bin", "sbin", "nix", "gnu"}
+    assert found <= {*programs, "etc", "dev", "proc"}
+    assert {path.name for path in (root / "etc").iterdir()} <= {"ld.so.cache"}
+    assert {path.name for path in (root / "dev").iterdir()} <= {"null", "urandom", "kvm"}
+    mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
+    assert mounts
+    for fields in mounts:
+        options = set(fields[5].split(","))
+        assert {"ro", "nosuid"} <= options, fields
     environment = (process / "environ").read_bytes().split(b"\0")
     assert {line.partition(b"=")[0] for line in environment if line} <= {b"PATH", b"LC_ALL"}
 
@@ -145,9 +149,11 @@ def test_a_process_is_confined_in_a_group_that_an_administrator_made_idle(
     groups = cgroups.ControlGroups(other)
     with subprocess.Popen(["sleep", "600"]) as sleeper:
         try:
-            groups.confine("first", other.default_size, sleeper.pid)
+            groups.prepare("first", other.default_size)
+            groups.add("first", sleeper.pid)
             (base / "cpu.idle").write_text("1")
-            groups.confine("second", other.default_size, sleeper.pid)
+            groups.prepare("second", other.default_size)
+            groups.add("second", sleeper.pid)
             assert (base / "second" / "cgroup.procs").read_text().split() == [str(sleeper.pid)]
         finally:
             sleeper.kill()

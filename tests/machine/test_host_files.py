@@ -1,6 +1,8 @@
 """Files that hostile processes may have replaced, and the limit of open files."""
 
 import asyncio
+import contextlib
+import json
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -11,7 +13,10 @@ import pytest
 from stead.errors import HostError
 from stead.files import raise_descriptor_limit, sync_file
 from stead.host import checkpoints, disks
+from stead.host.commands import run
+from stead.host.disk_process import grow
 from stead.host.local import _host_cpu
+from stead.host.sandbox import Sandbox
 from stead.installation import open_machines
 from stead.settings import Settings
 from support.installations import other_settings
@@ -29,8 +34,22 @@ def flush(fifo: Path) -> None:
     checkpoints._flush(fifo.parent)
 
 
+def open_with(opener: Callable[[Path, contextlib.ExitStack], object]) -> Callable[[Path], None]:
+    def use(fifo: Path) -> None:
+        with contextlib.ExitStack() as opened:
+            opener(fifo, opened)
+
+    return use
+
+
 @pytest.mark.parametrize(
-    ("use", "refused"), [(disks.check_layer, HostError), (sync_file, OSError), (flush, None)]
+    ("use", "refused"),
+    [
+        (open_with(disks.open_top), HostError),
+        (open_with(disks.open_frozen), HostError),
+        (sync_file, OSError),
+        (flush, None),
+    ],
 )
 async def test_a_fifo_in_place_of_a_disk_layer_blocks_nothing(
     fifo: Path, use: Callable[[Path], None], refused: type[Exception] | None
@@ -52,7 +71,24 @@ async def test_a_fifo_in_place_of_a_disk_layer_blocks_nothing(
 async def test_a_disk_that_is_a_fifo_cannot_be_grown(fifo: Path) -> None:
     with pytest.raises(HostError, match="not a regular file"):
         async with asyncio.timeout(60):
-            await disks.grow_layer(fifo, 1)
+            await grow(Sandbox(), 1, fifo, 1 << 30)
+
+
+async def test_a_layer_is_grown_by_a_user_without_rights(
+    root: None, settings: Settings, tmp_path: Path
+) -> None:
+    path = tmp_path / "layer.qcow2"
+    disks.make_layer(path, 20 << 30)
+    sandbox = Sandbox()
+    try:
+        for size in (4096 << 30, 30 << 30):  # the second is smaller, and does nothing
+            await grow(sandbox, settings.disk_uid, path, size)
+    finally:
+        sandbox.close()
+    facts = json.loads((await run("qemu-img", "info", "--output=json", path)).stdout)
+    assert facts["virtual-size"] == 4096 << 30
+    await run("qemu-img", "check", "-q", path)
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (0, 0o600)
 
 
 # The limit of open files

@@ -266,7 +266,10 @@ def test_the_key_depends_on_every_input(
     (certificates / "deep" / "own.crt").write_text("a certificate")
     monkeypatch.setattr(image_module, "HOST_CERTIFICATES", certificates)
     keys.append(image_key(settings, agent))
-    keys.append(image_key(settings.replace(host_certificates=False), agent))
+    without = settings.replace(host_certificates=False)
+    assert [name for name, _ in image_module._certificates(settings)] == ["deep/own.crt"]
+    assert list(image_module._certificates(without)) == []
+    keys.append(image_key(without, agent))
     files = tmp_path / "files"
     shutil.copytree(image_module.FILES, files)
     monkeypatch.setattr(image_module, "FILES", files)

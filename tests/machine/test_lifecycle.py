@@ -354,7 +354,9 @@ async def test_create_is_refused_on_a_full_disk(settings: Settings) -> None:
             machines = installation.machines
             clean = leftovers(inside(machines).settings)
             filler = fill_up(disk, 800 << 20)
-            with pytest.raises(CapacityExceeded, match=r"^less than 1 GiB of disk space is free under \S+$"):
+            with pytest.raises(
+                CapacityExceeded, match=r"^less than 1 GiB of disk space is free under \S+: delete VMs"
+            ):
                 await machines.create()
             assert await rows(machines) == {}
             assert leftovers(inside(machines).settings) == clean

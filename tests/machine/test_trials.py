@@ -16,7 +16,7 @@ from stead.machines.records import Properties
 from stead.machines.states import Stopped
 from stead.settings import Settings
 from support import ROOT, guests
-from support.installations import another_installation, local_host, local_template
+from support.installations import another_installation, disk_files, local_template
 from support.internals import inside
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -83,7 +83,7 @@ async def whole(machines: Machines, machine: Machine, folder: Path) -> None:
     template = inside(machines).disks.template_of(record)
     async with inside(machines).disks.opened(record, record.state.top, template) as disk:
         node: dict[str, object] | None = None
-        for layer in reversed(local_host(machines).disk_files(machine.id, disk)):
+        for layer in reversed(disk_files(machines, machine.id, disk)):
             below = {} if node is None else {"backing": node}
             file = {"driver": "file", "filename": str(layer), "locking": "off"}
             node = {"driver": layer.suffix.strip("."), "file": file, "read-only": True} | below

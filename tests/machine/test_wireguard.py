@@ -227,6 +227,21 @@ async def test_a_client_connects_by_itself_after_a_kill_of_the_tunnel(vpc_laptop
     print(f"the transfer went on {seconds:.1f} s after the kill")
 
 
+async def test_the_tunnel_is_the_work_of_a_user_without_rights(vpc_laptop: VpcWithLaptop) -> None:
+    process = vpc_laptop.network.vpcs.wireguard._devices[1].process
+    if process is None:
+        pytest.skip("WireGuard is the kernel's on this host")
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    facts = {name: value.split() for name, value in (line.split(":", 1) for line in lines)}
+    user = str(vpc_laptop.settings.tunnel_uid(1))
+    assert facts["Uid"] == facts["Gid"] == [user] * 4
+    assert set(facts["Groups"]) <= {user}
+    net_admin = 1 << 12
+    for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(facts[name][0], 16) == net_admin, name
+    assert facts["NoNewPrivs"] == ["1"]
+
+
 async def test_a_deleted_vpc_leaves_no_tunnel(vpc_laptop: VpcWithLaptop) -> None:
     await until(lambda: vpc_laptop.reaches(CIDR[1]), 60)
     device = vpc_laptop.network.vpcs.wireguard._devices[1]

@@ -13,6 +13,7 @@ import pytest
 from stead.errors import StartFailed
 from stead.host.vm import QemuVm, Spawner, VmFiles, bound_log, last_words
 from stead.processes import ProcessId, WatchedProcess
+from stead.settings import Settings
 from support.waiting import until
 
 GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}
@@ -100,14 +101,17 @@ async def test_a_flood_of_events_is_neither_kept_nor_holds_the_loop(
         await vm.release()
 
 
-async def test_a_log_is_cut_while_qemu_appends_to_it(files: VmFiles) -> None:
+async def test_a_log_is_cut_while_qemu_appends_to_it(root: None, files: VmFiles) -> None:
     spawner = Spawner()
-    script = "echo first >&2; head -c 3000000 /dev/zero | tr '\\0' x >&2; read -r _ <&9; echo last >&2"
+    script = "echo first >&2; yes x | tr -d '\\n' | head -c 3000000 >&2; read -r _ <&9; echo last >&2"
     ours, theirs = os.pipe()
 
     try:
         process = await spawner.spawn(
-            lambda _: ["bash", "-c", script.replace("&9", f"&{ours}")], files, (ours,)
+            lambda _: ["bash", "-c", script.replace("&9", f"&{ours}")],
+            files,
+            uid=Settings().uid(0),
+            descriptors=(ours,),
         )
         watched = WatchedProcess(process)
         await until(lambda: files.log.stat().st_size > 3_000_000, 60)

@@ -1,5 +1,6 @@
 """Choice of the accelerator, KVM or TCG emulation. KVM is used only after a kernel has booted in it."""
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -9,14 +10,17 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from stead.deadlines import scaled
 from stead.errors import HostError
 from stead.files import write_atomically
-from stead.host.commands import CommandFailed, run
+from stead.host.commands import run
+from stead.host.sandbox import Sandbox, without_rights
+from stead.host.vm import open_for_all
+from stead.processes import ProcessId, WatchedProcess, kill, spawn
 from stead.settings import Settings
-from stead.tasks import in_thread
+from stead.tasks import finished, in_thread, or_undo
 
 QEMU = "qemu-system-x86_64"
 MINIMUM_QEMU = (7, 2, 0)
@@ -26,6 +30,9 @@ _DEVICE = Path("/dev/kvm")
 _DEADLINE = scaled(10.0)
 # With no disk and no such init, a kernel that really runs ends here, after all of its own start.
 _MARKER = "Kernel panic - not syncing: VFS: Unable to mount root fs"
+_SUCCESS = "exited with status 0"
+_MAX_CONSOLE = 1 << 20
+_NOBODY = 65534
 _versions: dict[str, tuple[int, int, int]] = {}
 _MACHINE = re.compile(r"^pc-q35-(\d+)\.(\d+)(?=\s)", re.MULTILINE)
 
@@ -64,7 +71,7 @@ async def qemu_version() -> tuple[int, int, int]:
     """The version of the installed QEMU, cached per binary."""
     binary = _qemu()
     if binary not in _versions:
-        completed = await run(binary, "--version", timeout=10)
+        completed = await run(*_unprivileged(), binary, "--version", timeout=10)
         match = re.search(rb"version (\d+)\.(\d+)\.(\d+)", completed.stdout)
         if match is None:
             raise HostError(f"cannot read the version of {QEMU} from its --version output")
@@ -74,7 +81,7 @@ async def qemu_version() -> tuple[int, int, int]:
 
 async def machine_type(version: tuple[int, int, int] | None = None) -> str:
     """The newest versioned q35 up to `version`; a plain `q35` would change when QEMU is upgraded."""
-    completed = await run(_qemu(), "-machine", "help", timeout=10)
+    completed = await run(*_unprivileged(), _qemu(), "-machine", "help", timeout=10)
     return newest_machine_type(completed.stdout.decode(), version or await qemu_version())
 
 
@@ -127,28 +134,71 @@ async def probe_kvm(kernel: Path, deadline: float = _DEADLINE) -> str | None:
 
 async def probe(kernel: Path, accelerator: str, cpu: str, deadline: float) -> str | None:
     machine = await machine_type()
-    with tempfile.TemporaryDirectory(prefix="stead-kvm-") as folder:
-        console = Path(folder) / "console"
-        console.touch()
-        try:
-            await run(
-                *(QEMU, "-machine", machine, "-accel", accelerator, "-cpu", cpu, "-smp", "1", "-m", "256"),
-                *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-                *("-serial", f"file:{console}", "-kernel", kernel),
-                *("-append", "console=ttyS0 panic=-1 root=/dev/none"),
-                timeout=deadline,
-            )
-        except CommandFailed as error:
-            return f"QEMU does not start with {accelerator} ({_last_line(error.stderr)})"
-        except HostError as error:
-            if not isinstance(error.__cause__, TimeoutError):
-                raise
-            words = _last_line(console.read_bytes())
+    with contextlib.ExitStack() as opened:
+        console, errors = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        kernel_file = open_for_all(kernel, opened)
+        written = os.open(f"/proc/self/fd/{console.fileno()}", os.O_WRONLY | os.O_CLOEXEC)
+        opened.callback(os.close, written)
+        arguments = [
+            *(QEMU, "-machine", machine, "-accel", accelerator, "-cpu", cpu, "-smp", "1", "-m", "256"),
+            *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+            *("-add-fd", f"fd={written},set=1", "-chardev", "file,id=console,path=/dev/fdset/1"),
+            *("-serial", "chardev:console", "-kernel", f"/proc/self/fd/{kernel_file}"),
+            *("-append", "console=ttyS0 panic=-1 root=/dev/none"),
+        ]
+        kvm, descriptors = accelerator == "kvm", (written, kernel_file)
+        how = await _outcome(arguments, kvm, descriptors, errors, deadline)
+        said = os.pread(console.fileno(), _MAX_CONSOLE, 0)
+        if how is None:
+            words = _last_line(said)
             where = f"; last console line: {words!r}" if words else ""
             return f"{accelerator} is present, but a kernel did not boot in it within {deadline:g} s{where}"
-        if _MARKER not in console.read_text(errors="replace"):
+        if how != _SUCCESS:
+            words = _last_line(os.pread(errors.fileno(), _MAX_CONSOLE, 0))
+            return f"QEMU does not start with {accelerator} ({words or how})"
+        if _MARKER not in said.decode(errors="replace"):
             return f"{accelerator} is present, but a kernel in it stopped during boot"
     return None
+
+
+async def _outcome(
+    arguments: list[str], kvm: bool, descriptors: tuple[int, ...], errors: BinaryIO, deadline: float
+) -> str | None:
+    """How a QEMU ended that runs as those of VMs do; None when it did not in time."""
+    sandbox = Sandbox()
+    try:
+        if os.geteuid() == 0:
+            starting = sandbox.spawn(
+                arguments, uid=_NOBODY, kvm=kvm, descriptors=descriptors, errors=errors, lasting=False
+            )
+        else:  # `stead doctor` for another user
+            starting = in_thread(spawn, arguments, environment={}, descriptors=descriptors, errors=errors)
+        process = await or_undo(starting, _kill)
+        try:
+            watched = WatchedProcess(process) if process is not None else None
+        except ProcessLookupError:
+            watched = None
+        if watched is None:
+            return "ended at once"
+        try:
+            async with asyncio.timeout(deadline):
+                return await watched.wait()
+        except TimeoutError:
+            return None
+        finally:
+            watched.kill()
+            await finished(watched.wait())
+    finally:
+        sandbox.close()
+
+
+async def _kill(process: ProcessId | None) -> None:
+    if process is not None:
+        await kill(process)
+
+
+def _unprivileged() -> list[str]:
+    return [*without_rights(_NOBODY), "--"] if os.geteuid() == 0 else []
 
 
 def _last_line(text: bytes) -> str:

@@ -1,11 +1,12 @@
 """The installation's certificate authority (CA): it signs the certificates of preview zones and own names.
 
-Its root is trusted by VMs and by hosts where `stead trust` ran. Caddy gets only an intermediate.
+Its root is trusted by VMs and by hosts where `stead trust` ran. Caddy, which parses what strangers send, gets
+only an intermediate for some months. Both have name constraints: clients refuse what they sign for others.
 """
 
 import datetime
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,14 +19,28 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from stead.errors import HostError
 from stead.files import write_atomically
+from stead.logs import get_logger
 from stead.settings import Settings
 
 CERTIFICATE_FILE = "root.crt"
 KEY_FILE = "root.key"
 _ROOT_DAYS = 3650
-_SERVER_DAYS = 397
-"""The longest that every client accepts."""
-_RENEW_DAYS = 60
+_INTERMEDIATE_DAYS, _RENEW_INTERMEDIATE_DAYS = 90, 30
+_SERVER_DAYS, _RENEW_DAYS = 397, 60
+"""The first is the longest that every client accepts."""
+_LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
+
+log = get_logger("stead.authority")
+
+
+def signed_names(settings: Settings) -> tuple[str, ...]:
+    """Domains for which the CA signs, with all names below them: those that no public CA certifies.
+
+    `localhost` includes what is below it, so a name that is below another one is left out.
+    """
+    own = {*settings.api_names, *settings.git_names} - {*settings.public_names}
+    local = {"localhost", *own, *settings.local_zones}
+    return tuple(sorted(name for name in local if not any(_is_below(name, each) for each in local)))
 
 
 @dataclass(frozen=True)
@@ -49,16 +64,37 @@ class Authority:
         folder = settings.ca or settings.data / "ca"
         certificate, key = folder / CERTIFICATE_FILE, folder / KEY_FILE
         if settings.ca is None and not (certificate.exists() and key.exists()):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            made = _new_root(f"Stead CA {settings.instance}")
-            write_atomically(key, made.key, 0o600)
-            write_atomically(certificate, made.certificate, 0o644)
+            create_root(folder, f"Stead CA {settings.instance}", signed_names(settings))
         try:
             return cls._load(certificate, key)
         except OSError as error:
             raise HostError(f"cannot read the CA in {folder}: {error.strerror}: {error.filename}") from error
         except ValueError as error:
             raise HostError(f"cannot use the CA in {folder}: {error}") from error
+
+    @classmethod
+    def open_current(cls, settings: Settings) -> Self:
+        """Like `open`, for the holder of the installation's lock: renews the certificate of a root that may
+        sign for any name, or not for all of this installation's.
+
+        The new one has the same name and key, so hosts and VMs that trust the one before accept what is
+        signed. A CA from STEAD_CA is left as it is.
+        """
+        found = cls.open(settings)
+        names = signed_names(settings)
+        if settings.ca is not None or found.is_constrained_to(names):
+            return found
+        made = _authority_certificate(
+            found.root.subject, found.key, None, found.key, _in_days(_ROOT_DAYS), 1, names
+        )
+        path = settings.data / "ca" / CERTIFICATE_FILE
+        write_atomically(path, made.public_bytes(serialization.Encoding.PEM), 0o644)
+        log.warning(
+            "CA renewed with name constraints: run `stead trust` again on hosts that trust it",
+            path=str(path),
+            domains=", ".join(names),
+        )
+        return cls(made, found.key)
 
     @classmethod
     def _load(cls, certificate: Path, key: Path) -> Self:
@@ -79,17 +115,22 @@ class Authority:
     def fingerprint(self) -> str:
         return self.root.fingerprint(hashes.SHA256()).hex()
 
-    def intermediate(self) -> KeyPair:
-        """A new CA certificate below the root, which signs the certificates of servers."""
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the root can sign for some domains only."""
+        return bool(_permitted(self.root))
+
+    def is_constrained_to(self, names: Sequence[str]) -> bool:
+        """Whether the root can sign for some domains only, which include these."""
+        permitted = _permitted(self.root)
+        return bool(permitted) and all(any(_is_in(name, each) for each in permitted) for name in names)
+
+    def intermediate(self, names: Sequence[str]) -> KeyPair:
+        """A new CA certificate below the root, which signs the certificates of servers in these domains."""
         key = ec.generate_private_key(ec.SECP256R1())
-        made = _authority_certificate(
-            f"{_common_name(self.root)} intermediate",
-            key,
-            self.root,
-            self.key,
-            self.root.not_valid_after_utc,
-            0,
-        )
+        end = min(_in_days(_INTERMEDIATE_DAYS), self.root.not_valid_after_utc)
+        subject = _subject(f"{_common_name(self.root)} intermediate")
+        made = _authority_certificate(subject, key, self.root, self.key, end, 0, names)
         return KeyPair(made.public_bytes(serialization.Encoding.PEM), _pem(key))
 
     def server_certificate(self, names: Sequence[str]) -> KeyPair:
@@ -97,7 +138,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         end = min(_in_days(_SERVER_DAYS), self.root.not_valid_after_utc)
         made = (
-            _builder("Stead", key, self.root, self.key, end)
+            _builder(_subject("Stead"), key, self.root, self.key, end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -106,50 +147,98 @@ class Authority:
         )
         return KeyPair(made.public_bytes(serialization.Encoding.PEM), _pem(key))
 
-    def signed(self, path: Path, names: Sequence[str] = ()) -> bool:
+    def signed(self, path: Path, names: Sequence[str]) -> bool:
         """Whether the root signed the certificate in a file, for all these names and two more months."""
+        found = self._signed(path, _RENEW_DAYS)
+        try:
+            return found is not None and {*map(_name, names)} <= {*_alternative_names(found)}
+        except ValueError:
+            return False
+
+    def signed_intermediate(self, path: Path, names: Sequence[str]) -> bool:
+        """Whether the root signed the intermediate in a file for exactly these domains, and for at least
+        another month but not for longer than it signs today."""
+        found = self._signed(path, _RENEW_INTERMEDIATE_DAYS)
+        return (
+            found is not None
+            and _permitted(found) == {*names}
+            and found.not_valid_after_utc <= _in_days(_INTERMEDIATE_DAYS)
+        )
+
+    def _signed(self, path: Path, days: int) -> x509.Certificate | None:
+        """The certificate in a file if the root signed it and it is valid for so many days."""
         try:
             found = x509.load_pem_x509_certificate(path.read_bytes())
             found.verify_directly_issued_by(self.root)
-            included: x509.SubjectAlternativeName | list[x509.GeneralName] = []
-            if names:
-                included = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        except (OSError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
-            return False
-        return found.not_valid_after_utc > _in_days(_RENEW_DAYS) and {*map(_name, names)} <= {*included}
+        except (OSError, ValueError, TypeError, InvalidSignature):
+            return None
+        return found if found.not_valid_after_utc > _in_days(days) else None
 
 
-def _new_root(name: str) -> KeyPair:
+def create_root(folder: Path, name: str, domains: Sequence[str]) -> None:
+    """Make a CA in a folder, for these domains and loopback; without domains, for any name."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
-    end = _in_days(_ROOT_DAYS)
-    made = _authority_certificate(name, key, None, key, end, 1)
-    return KeyPair(made.public_bytes(serialization.Encoding.PEM), _pem(key))
+    made = _authority_certificate(_subject(name), key, None, key, _in_days(_ROOT_DAYS), 1, domains)
+    write_atomically(folder / KEY_FILE, _pem(key), 0o600)
+    write_atomically(folder / CERTIFICATE_FILE, made.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
 def _authority_certificate(
-    name: str,
+    subject: x509.Name,
     key: ec.EllipticCurvePrivateKey,
     issuer: x509.Certificate | None,
     signer: ec.EllipticCurvePrivateKey,
     end: datetime.datetime,
     path_length: int,
+    domains: Sequence[str],
 ) -> x509.Certificate:
-    return (
-        _builder(name, key, issuer, signer, end)
+    made = (
+        _builder(subject, key, issuer, signer, end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=path_length), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(signer, hashes.SHA256())
     )
+    if domains:
+        permitted = [*map(x509.DNSName, domains), *map(x509.IPAddress, _LOOPBACK)]
+        made = made.add_extension(x509.NameConstraints(permitted, None), critical=True)
+    return made.sign(signer, hashes.SHA256())
+
+
+def _permitted(certificate: x509.Certificate) -> set[str]:
+    """The domains to which a CA certificate is constrained; none without constraints."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.NameConstraints).value.permitted_subtrees
+    except (x509.ExtensionNotFound, ValueError):
+        return set()
+    return {str(each.value) for each in found or [] if isinstance(each, x509.DNSName)}
+
+
+def _alternative_names(certificate: x509.Certificate) -> Iterable[x509.GeneralName]:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+
+
+def _is_in(name: str, domain: str) -> bool:
+    return f".{name}".endswith(f".{domain}")
+
+
+def _is_below(name: str, domain: str) -> bool:
+    return name.endswith(f".{domain}")
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _builder(
-    name: str,
+    subject: x509.Name,
     key: ec.EllipticCurvePrivateKey,
     issuer: x509.Certificate | None,
     signer: ec.EllipticCurvePrivateKey,
     end: datetime.datetime,
 ) -> x509.CertificateBuilder:
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     return (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -3,17 +3,25 @@
 import contextlib
 import errno
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from stead.errors import HostError
+from stead.files import nearest_existing
+from stead.logs import get_logger
 from stead.settings import Settings, Size
+
+log = get_logger("stead.host")
 
 _ROOT = Path("/sys/fs/cgroup")
 _OVERHEAD_MIB = 512
 """Memory overhead of QEMU itself; most of it is translated code under TCG."""
 _MAX_THREADS = 1024
 _MAX_WEIGHT = 10_000
-_V1_CONTROLLERS = ("memory", "pids", "cpu")
+_CONTROLLERS = ("memory", "pids", "cpu")
+_READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP, errno.EBUSY})
+"""Errors of cgroups that are listed, as in a container, but not to be changed from here."""
 
 
 @dataclass(frozen=True)
@@ -27,41 +35,102 @@ class Hierarchy:
 def detect(root: Path = _ROOT) -> Hierarchy:
     with contextlib.suppress(OSError):
         available = (root / "cgroup.controllers").read_text().split()
-        return Hierarchy(2, tuple(name for name in ("memory", "pids", "cpu") if name in available))
-    present = tuple(name for name in _V1_CONTROLLERS if (root / name / "tasks").exists())
+        return Hierarchy(2, tuple(name for name in _CONTROLLERS if name in available))
+    present = tuple(name for name in _CONTROLLERS if (root / name / "tasks").exists())
     return Hierarchy(1 if present else 0, present)
 
 
 class ControlGroups:
-    """The cgroups of one installation. Without cgroups VMs run unlimited, which `stead doctor` reports."""
+    """The cgroups of one installation.
+
+    A host that offers none, or offers them read-only as some containers do, is found out with the first
+    VM: VMs run without limits there, with a warning, or are refused with STEAD_REQUIRE_CGROUPS. After that
+    a VM that gets no group is refused in any case.
+    """
 
     def __init__(self, settings: Settings, hierarchy: Hierarchy | None = None, root: Path = _ROOT) -> None:
         self._hierarchy = hierarchy or detect(root)
+        self._required = settings.require_cgroups
+        self._checked = threading.Lock()
+        self._usable: bool | None = None
+        self._io = _io_limit(settings) if self._hierarchy.version == 2 else None
         name = f"stead-{settings.instance}"
         if self._hierarchy.version == 2:
             self._bases = {"": root / name}
         else:
             self._bases = {name_: root / name_ / name for name_ in self._hierarchy.controllers}
 
-    def confine(self, machine: str, size: Size, pid: int) -> None:
-        """Move a process into its own cgroup with the VM's limits."""
-        for controller, base in self._bases.items():
-            folder = base / machine
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                if self._hierarchy.version == 2:
-                    self._delegate(base)
-                for name, value in self._weight(controller, os.cpu_count() or 1):
-                    _write_weight(base / name, value)
+    def prepare(self, machine: str, size: Size) -> None:
+        """Make the group of a VM with its limits, before its process starts."""
+        if not self._check():
+            return
+        if not all(base.is_dir() for base in self._bases.values()):
+            self._make_bases()  # an administrator has removed them
+        try:
+            for controller, base in self._bases.items():
+                folder = base / machine
+                folder.mkdir(exist_ok=True)
                 for name, value in self._weight(controller, size.vcpus):
                     _write_weight(folder / name, value)
                 for name, value in self._limits(controller, size):
                     _write(folder / name, value)
-                _write(folder / "cgroup.procs", str(pid))
-            except OSError as error:
-                # A container may list controllers that are read-only.
-                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP, errno.EBUSY):
-                    raise
+                self._limit_io(base, folder)
+        except OSError as error:
+            raise HostError(f"cannot limit the resources of VM {machine}: {_reason(error)}") from error
+
+    def add(self, machine: str, pid: int) -> None:
+        """Move a process into the group of its VM."""
+        if not self._check():
+            return
+        try:
+            for base in self._bases.values():
+                _write(base / machine / "cgroup.procs", str(pid))
+        except ProcessLookupError:
+            pass  # it has ended already, and whoever connects to it finds out why
+        except OSError as error:
+            raise HostError(f"cannot limit the resources of VM {machine}: {_reason(error)}") from error
+
+    def _check(self) -> bool:
+        """Whether this host has groups that Stead can use. Decided once."""
+        with self._checked:
+            if self._usable is None:
+                self._usable = self._make_bases()
+            return self._usable
+
+    def _make_bases(self) -> bool:
+        missing = [name for name in _CONTROLLERS if name not in self._hierarchy.controllers]
+        problem = f"this host has no cgroups for {', '.join(missing)}" if missing else ""
+        try:
+            for controller, base in self._bases.items():
+                base.mkdir(parents=True, exist_ok=True)
+                if self._hierarchy.version == 2:
+                    self._delegate(base)
+                for name, value in self._weight(controller, os.cpu_count() or 1):
+                    _write_weight(base / name, value)
+        except OSError as error:
+            if error.errno not in _READ_ONLY:
+                raise HostError(f"cannot create cgroups: {_reason(error)}") from error
+            problem = f"cannot create cgroups: {_reason(error)}"
+            usable = False
+        else:
+            usable = bool(self._bases)
+        if problem and self._required:
+            raise HostError(f"{problem}, and STEAD_REQUIRE_CGROUPS is set")
+        if problem:
+            log.warning("VMs have not all resource limits", reason=problem)
+        return usable
+
+    def _limit_io(self, base: Path, folder: Path) -> None:
+        """Not every disk can be limited, and no VM is refused for it."""
+        if self._io is None:
+            return
+        try:
+            for each in (base.parent, base):
+                _write(each / "cgroup.subtree_control", "+io")
+            _write(folder / "io.max", self._io)
+        except OSError as error:
+            self._io = None
+            log.warning("cannot limit the I/O of VMs (STEAD_VM_IO_MIB)", error=str(error))
 
     def _limits(self, controller: str, size: Size) -> list[tuple[str, str]]:
         memory = str((size.memory_mib + _OVERHEAD_MIB) << 20)
@@ -112,6 +181,33 @@ class ControlGroups:
         for base in self._bases.values():
             with contextlib.suppress(OSError):
                 base.rmdir()
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.filename or 'cgroup'}: {error.strerror}"
+
+
+def _io_limit(settings: Settings) -> str | None:
+    """What a VM may read from and write to the disk of the data folder in a second, for `io.max`."""
+    if not settings.vm_io_mib:
+        return None
+    disk, rate = disk_of(settings.data), settings.vm_io_mib << 20
+    if disk is None:
+        log.warning("cannot limit the I/O of VMs (STEAD_VM_IO_MIB): the data folder is on no block device")
+        return None
+    return f"{disk} rbps={rate} wbps={rate}"
+
+
+def disk_of(folder: Path, devices: Path = Path("/sys/dev/block")) -> str | None:
+    """`MAJOR:MINOR` of the disk that has a folder, as `io.max` wants it: whole, not a partition."""
+    device = nearest_existing(folder).stat().st_dev
+    entry = devices / f"{os.major(device)}:{os.minor(device)}"
+    with contextlib.suppress(OSError):
+        whole = entry.resolve(strict=True)
+        if (whole / "partition").exists():
+            whole = whole.parent
+        return (whole / "dev").read_text().strip()
+    return None  # a file system without a block device of its own, such as btrfs or tmpfs
 
 
 def _write(path: Path, value: str) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -28,10 +27,9 @@ from stead.host.qemu import QemuPlatform, is_announced
 from stead.host.quarantine import Quarantine
 from stead.host.vm import QemuVm
 from stead.settings import Size
-from stead.tasks import finished, in_thread
+from stead.tasks import Threads, finished, in_thread
 
 _FORMAT = 1
-_DEVICES_LIMIT = 64 << 20
 _FACTS = "checkpoint.json"
 _MAPPED_WITHIN = scaled(30.0)
 _MAPPING_INTERVAL = 0.002
@@ -73,29 +71,30 @@ class LocalVm(QemuVm):
         pid = self.process.pid
         platform = await self._platform()
         region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
-        expected = await in_thread(written_pages, pid, region)
+        expected = await Threads.COPIES.run(written_pages, pid, region)
         check_memory(expected.pages * PAGESIZE)
-        memory = await in_thread(Delta.prepare, expected.pages)
+        memory = await Threads.COPIES.run(Delta.prepare, expected.pages)
         try:
-            await in_thread(_flush, self.files.folder)
-            started = time.perf_counter()
-            await self.pause()
-            devices = await self.save_devices()
-            copying = asyncio.ensure_future(in_thread(memory.copy_from, pid, region, expected))
-            try:
-                await self.switch_layer(layer, to)
-                found = await in_thread(written_pages, pid, region)
-            finally:
-                await finished(copying)
-            await in_thread(memory.copy_from, pid, region, minus(found, expected))
-            await self.resume()
-            pause = Pause(time.perf_counter() - started, memory.pages)
-            return LocalCapturedState(size, base, platform, _read_devices(devices), memory), pause
+            async with self.saving_devices() as save_devices:
+                await Threads.COPIES.run(_flush, self.files.folder)
+                started = time.perf_counter()
+                await self.pause()
+                devices = await save_devices()
+                copying = asyncio.ensure_future(Threads.COPIES.run(memory.copy_from, pid, region, expected))
+                try:
+                    await self.switch_layer(layer, to)
+                    found = await Threads.COPIES.run(written_pages, pid, region)
+                finally:
+                    await finished(copying)
+                await Threads.COPIES.run(memory.copy_from, pid, region, minus(found, expected))
+                await self.resume()
+                pause = Pause(time.perf_counter() - started, memory.pages)
+            with contextlib.suppress(HostError):
+                await self.give_up_writing(layer)
+            return LocalCapturedState(size, base, platform, devices, memory), pause
         except BaseException:
             memory.close()
             raise
-        finally:
-            self.files.drop_devices()
 
     async def save_and_pause(self, size: Size, base: str | None, checkpoint: str) -> None:
         """Pause the guest for good and save its memory and devices; they are durable when this returns.
@@ -105,16 +104,14 @@ class LocalVm(QemuVm):
         pid = self.process.pid
         platform = await self._platform()
         region = await in_thread(find_ram, pid, size.memory_mib << 20, base is not None)
-        await in_thread(_flush, self.files.folder)
-        await self.pause()
-        try:
-            devices = _read_devices(await self.save_devices())
-        finally:
-            self.files.drop_devices()
-        pages = await in_thread(written_pages, pid, region)
+        await Threads.COPIES.run(_flush, self.files.folder)
+        async with self.saving_devices() as save_devices:
+            await self.pause()
+            devices = await save_devices()
+        pages = await Threads.COPIES.run(written_pages, pid, region)
         write_memory = partial(save_pages, pid, region, pages)
         folder = self.checkpoints.folder(checkpoint)
-        await in_thread(_save, folder, size, base, platform, devices, write_memory)
+        await Threads.COPIES.run(_save, folder, size, base, platform, devices, write_memory)
 
     async def _platform(self) -> QemuPlatform:
         """The platform of this process, which an older version may have started."""
@@ -149,16 +146,16 @@ class CheckpointFolders:
         return await in_thread(read, self.folder(checkpoint), await self.platform(), size)
 
     async def save(self, state: interface.CapturedState, checkpoint: str) -> None:
-        await in_thread(save, narrowed(state, LocalCapturedState), self.folder(checkpoint))
+        await Threads.COPIES.run(save, narrowed(state, LocalCapturedState), self.folder(checkpoint))
 
     async def copy(self, checkpoint: str, to: str) -> None:
-        await in_thread(copy, self.folder(checkpoint), self.folder(to))
+        await Threads.COPIES.run(copy, self.folder(checkpoint), self.folder(to))
 
     def allocated(self, checkpoint: str) -> int:
         return sum(allocated(path) for path in self.folder(checkpoint).iterdir())
 
     async def remove(self, checkpoints: Sequence[str]) -> None:
-        await in_thread(remove_garbage, [self.folder(each) for each in checkpoints])
+        await Threads.COPIES.run(remove_garbage, [self.folder(each) for each in checkpoints])
 
     async def set_aside(self, checkpoint: str) -> bool:
         """Move saved memory to the quarantine: with the QEMU or CPU that it fits, it could still be used."""
@@ -204,19 +201,6 @@ def _flush(folder: Path) -> None:
                 os.fdatasync(descriptor)
             finally:
                 os.close(descriptor)
-
-
-def _read_devices(path: Path) -> bytes:
-    """The device state that QEMU wrote; the directory is QEMU's own, so the content is untrusted."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_size > _DEVICES_LIMIT:
-                raise HostError("unexpected content in the device state that QEMU saved")
-            return file.read()
-    except OSError as error:
-        raise HostError(f"cannot read the saved device state: {error.strerror}") from error
 
 
 # On disk

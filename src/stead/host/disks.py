@@ -1,64 +1,104 @@
-"""Disk layers: qcow2 files with frozen backing files."""
+"""Disk layers: qcow2 files with frozen backing files. The server opens them; QEMU gets descriptors."""
 
-import json
+import contextlib
+import errno
+import fcntl
 import os
-import struct
-import tempfile
+import signal
 from pathlib import Path
+from typing import Literal
 
 from stead.errors import HostError
 from stead.files import open_regular, sync_file
-from stead.host.commands import run
-from stead.tasks import in_thread
+from stead.host.qcow2 import empty_layer, read_header
+from stead.host.qemu import OpenLayer
 
-_HEADER = struct.Struct(">4sI64xQ")
-"""Of a qcow2 file: magic, version, features that a reader must know."""
-_KNOWN_FEATURES = 0b11
-"""Not closed in good order, damaged: QEMU deals with both. An external data file is bit 2."""
+_NO_LEASES = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS}
 
 
-async def make_layer(path: Path, backing: Path, size_gib: int) -> None:
-    """Create an empty layer over `backing`. QEMU gets the chain on its command line, not from the header."""
-    kind = "raw" if backing.suffix == ".raw" else "qcow2"
-    arguments = ("-f", "qcow2", "-F", kind, "-b", str(backing))
-    await run("qemu-img", "create", "-q", *arguments, str(path), f"{size_gib}G")
+def open_top(path: Path, opened: contextlib.ExitStack) -> OpenLayer:
+    """Open a layer for the one QEMU that writes it. `opened` closes its descriptors."""
+    reading = _open(path, os.O_RDONLY, opened)
+    writing = _open(path, os.O_RDWR, opened)
+    if not os.path.sameopenfile(reading, writing):
+        raise HostError(f"disk layer {path.name} was replaced while it was opened")
+    read_header(reading, path.name)
+    _give_to_root(writing)
+    return OpenLayer(path.stem, "qcow2", reading, writing)
 
 
-class EmptyLayers:
-    """Creates empty writable layers: one per size with qemu-img, the others as faster copies of it."""
-
-    def __init__(self) -> None:
-        self._contents: dict[int, bytes] = {}
-
-    async def make(self, path: Path, size_gib: int, uid: int) -> None:
-        if size_gib not in self._contents:
-            with tempfile.TemporaryDirectory(prefix="stead-layer-") as folder:
-                layer = Path(folder) / "empty.qcow2"
-                await run("qemu-img", "create", "-q", "-f", "qcow2", layer, f"{size_gib}G")
-                self._contents[size_gib] = layer.read_bytes()
-        await in_thread(_write, path, self._contents[size_gib], uid)
+def open_frozen(path: Path, opened: contextlib.ExitStack) -> OpenLayer:
+    """Open a layer that no process can write; StillWritten if one can. `opened` closes its descriptor."""
+    reading = _open(path, os.O_RDONLY, opened)
+    # Before its header is read: that of a file without writers stays what it is.
+    if has_writers(reading):
+        raise StillWritten(f"disk layer {path.name} is open for writing in another process")
+    kind = layer_format(path)
+    if kind == "qcow2":
+        read_header(reading, path.name)
+    return OpenLayer(path.stem, kind, reading)
 
 
-def _write(path: Path, content: bytes, uid: int) -> None:
+class StillWritten(HostError):
+    """A frozen layer has a writer: a QEMU of an older version, or one that its guest has broken."""
+
+
+def layer_format(path: Path) -> Literal["raw", "qcow2"]:
+    return "raw" if path.suffix == ".raw" else "qcow2"
+
+
+def has_writers(descriptor: int) -> bool:
+    """Whether any process has the file open for writing, or mapped so.
+
+    The kernel grants a read lease only on a file without writers, whoever they are. After that none can
+    come: the file is root's, and an unprivileged process cannot open it again through a descriptor.
+    """
+    try:
+        # Should a process of root open the file in this moment, the default signal would end this process.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        if error.errno in _NO_LEASES:  # a file system without leases, as some network ones
+            return False
+        if error.errno == errno.EAGAIN:
+            return True
+        raise HostError(f"cannot tell whether a disk layer is written: {error.strerror}") from error
+    return False
+
+
+def _open(path: Path, access: int, opened: contextlib.ExitStack) -> int:
+    try:
+        descriptor = open_regular(path, access)
+    except OSError as error:
+        raise HostError(f"cannot read disk layer {path.name}: {error.strerror}") from error
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _give_to_root(descriptor: int) -> None:
+    """Older versions gave layers to the user of their QEMU, who could then open them again."""
+    facts = os.fstat(descriptor)
+    if facts.st_uid or facts.st_gid or facts.st_mode & 0o077:
+        os.fchown(descriptor, 0, 0)
+        os.fchmod(descriptor, 0o600)
+
+
+def make_layer(path: Path, size: int) -> None:
+    """Create a layer of `size` bytes without data. It names no backing file: QEMU gets the whole chain."""
+    length, parts = empty_layer(size)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as layer:
-            layer.write(content)
-            os.fchown(descriptor, uid, uid)
-            layer.flush()
+        try:
+            os.ftruncate(descriptor, length)
+            for offset, part in parts:
+                os.pwrite(descriptor, part, offset)
             # Durable before the saved memory is deleted, or a power cut would lose the VM.
             os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise HostError(f"cannot create a disk layer: {error.strerror}") from error
-
-
-async def grow_layer(path: Path, size_gib: int) -> None:
-    """Grow a layer that no QEMU has open; does nothing if it is large enough."""
-    await in_thread(check_layer, path)
-    # Whatever its header says, nothing below it is opened.
-    file = {"driver": "file", "filename": str(path)}
-    node = {"driver": "qcow2", "file": file, "backing": None}
-    await run("qemu-img", "resize", "-q", f"json:{json.dumps(node)}", f"{size_gib}G")
 
 
 def sync_layer(path: Path) -> None:
@@ -67,21 +107,3 @@ def sync_layer(path: Path) -> None:
         sync_file(path)
     except OSError as error:
         raise HostError(f"cannot sync the disk layer {path.name}: {error.strerror}") from error
-
-
-def check_layer(path: Path) -> None:
-    """Make sure that a layer which some QEMU could write is an ordinary file and names no other.
-
-    It is opened by root: a guest that broke out might have put a link or a FIFO in its place, or the name of
-    one of the host's files in its header.
-    """
-    try:
-        with os.fdopen(open_regular(path), "rb") as layer:
-            header = layer.read(_HEADER.size)
-    except OSError as error:
-        raise HostError(f"cannot read disk layer {path.name}: {error.strerror}") from error
-    if len(header) < _HEADER.size:
-        raise HostError(f"disk layer {path.name} is damaged")
-    magic, version, incompatible = _HEADER.unpack(header)
-    if (magic, version) != (b"QFI\xfb", 3) or incompatible & ~_KNOWN_FEATURES:
-        raise HostError(f"disk layer {path.name} has an unknown format")

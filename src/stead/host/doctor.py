@@ -12,6 +12,7 @@ from stead.errors import SteadError
 from stead.host import examination
 from stead.host.examination import Finding, Status
 from stead.host.image import BaseImage, find_image, image_key
+from stead.host.side_channels import isolation, side_channels
 from stead.settings import Settings
 from stead.tasks import in_thread
 
@@ -23,12 +24,14 @@ _COLOURS: dict[Status, str] = {"ok": "green", "degraded": "yellow", "missing": "
 async def examine(settings: Settings) -> list[Finding]:
     """Run all checks, in the order in which they are shown."""
     image = await in_thread(_built_image, settings)
+    kvm = await examination.kvm(settings, image)
     return [
         examination.python(),
         examination.architecture(),
         examination.privileges(),
         await examination.qemu(),
-        await examination.kvm(settings, image),
+        kvm,
+        isolation(settings, kvm),
         *examination.tools(),
         examination.tun(),
         await examination.namespaces(),
@@ -42,6 +45,9 @@ async def examine(settings: Settings) -> list[Finding]:
         examination.resolver(),
         await examination.forwarding(),
         await examination.ssh_gateway(settings),
+        *side_channels(settings),
+        examination.authority(settings),
+        examination.previews(settings),
         examination.base_image(image),
     ]
 

@@ -20,9 +20,11 @@ from stead.deadlines import scaled
 from stead.errors import HostError
 from stead.files import nearest_existing
 from stead.host.accelerator import MINIMUM_QEMU, choose_accelerator, qemu_version
+from stead.host.authority import CERTIFICATE_FILE, Authority
 from stead.host.cgroups import detect
 from stead.host.commands import run
 from stead.host.image import BaseImage
+from stead.host.trust_store import find_store
 from stead.settings import Settings
 from stead.tasks import in_thread
 
@@ -37,13 +39,12 @@ _CAPABILITIES = {
     5: "CAP_KILL",
     6: "CAP_SETGID",
     7: "CAP_SETUID",
+    8: "CAP_SETPCAP",
     12: "CAP_NET_ADMIN",
-    18: "CAP_SYS_CHROOT",
     19: "CAP_SYS_PTRACE",
     21: "CAP_SYS_ADMIN",
 }
 _TOOLS = {
-    "qemu-img": "qemu-utils",
     "mmdebstrap": "mmdebstrap",
     "nft": "nftables",
     "ip": "iproute2",
@@ -342,6 +343,57 @@ def drop_chains(ruleset: dict[str, Any]) -> list[str]:
         if chain.get("hook") == "forward" and chain.get("policy") == "drop"
         if not chain["table"].startswith("stead")
     ]
+
+
+def authority(settings: Settings) -> Finding:
+    """The root certificate of the installation's CA, and the one that this host trusts."""
+    folder = settings.ca or settings.data / "ca"
+    try:
+        if settings.ca is None and not (folder / CERTIFICATE_FILE).exists():
+            return Finding("ca", "ok", "made at the first start of the server")
+        found = Authority.open(settings)
+        store = find_store()
+        trusted = store.file(settings).read_bytes() if store and store.file(settings).exists() else None
+    except (OSError, HostError) as error:
+        return Finding("ca", "degraded", f"cannot be examined: {error}", "", "run as root")
+    if not found.is_constrained:
+        return Finding(
+            "ca",
+            "degraded",
+            f"the CA in {folder} has no name constraints",
+            "an attacker who has its key can impersonate every site to hosts and VMs that trust it",
+            "give the CA of STEAD_CA critical name constraints"
+            if settings.ca
+            else "start the server: it renews the certificate with the same key; then run `stead trust`",
+        )
+    if trusted is not None and trusted.strip() != found.certificate.strip():
+        return Finding(
+            "ca",
+            "degraded",
+            "this host trusts another certificate of the CA than the current one",
+            "names that were added are refused, or names of others are accepted",
+            "run `stead trust`",
+        )
+    return Finding(
+        "ca", "ok", f"signs for its own domains only; {'' if trusted else 'not '}trusted by this host"
+    )
+
+
+def previews(settings: Settings) -> Finding:
+    """Whether pages of accounts share a site with the API."""
+    api, zone = settings.domain, settings.public_zone
+    if api is None or zone is None:
+        return Finding("previews", "ok", "not public: STEAD_DOMAIN is not set")
+    # Without the public suffix list: domains of one registered domain mostly end with the same two labels.
+    if api.split(".")[-2:] != zone.split(".")[-2:]:
+        return Finding("previews", "ok", f"{zone} is another domain than that of the API, {api}")
+    return Finding(
+        "previews",
+        "degraded",
+        f"previews are names below {zone}, on the same site as the API at {api}",
+        "pages of one account can set cookies for all names of the domain, which are one site for browsers",
+        "set STEAD_PREVIEW_DOMAIN to a domain that is used for nothing else",
+    )
 
 
 async def ssh_gateway(settings: Settings) -> Finding:

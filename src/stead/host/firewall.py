@@ -21,6 +21,10 @@ _LISTED = 128
 """Connections of one list: the kernel walks it at each new connection, so there are many short ones."""
 DNS_RATE, DNS_BURST = 200, 500
 """DNS queries over UDP that a VM may send: per second, and in a burst."""
+ACCOUNT_DNS_RATE, ACCOUNT_DNS_BURST = 1000, 1000
+"""The same of all VMs of an account: they share dnsmasq with those of others."""
+PRIVATE_DNS_RATE, PRIVATE_DNS_BURST = 200, 500
+"""Those of an account's queries for names in VPCs: the server itself answers them."""
 PRIVATE_NAMES_PORT, _PRIVATE_NAMES = 54, 0x53
 """The gateway's port where names in VPCs are served, and the mark of queries that are sent there.
 
@@ -33,7 +37,8 @@ VPC_UPLINK, VPC_WAKE = "outer", "wake"
 VPN_SEGMENT = 1380
 """TCP payload of a packet that fits a WireGuard tunnel of 1420 bytes."""
 WAKE_RATE = 50
-"""Packets per second to VMs that do not run, in each VPC: each is read by the server."""
+"""Packets per second to VMs that do not run, in each VPC: each is read by the server, within the account's
+share (`vpcs.py`)."""
 ROUTING_TABLE = "stead_routing"
 ROUTING_SET = "enabled"
 
@@ -195,8 +200,9 @@ def served_dns_rules(opened: Sequence[IPv4Network]) -> str:
     """DNS in the namespace while Stead's resolver runs: bounded, and without conntrack entries of queries.
 
     Queries of VMs in VPCs for private names go to a port of their own. No state is needed for that: the port
-    of the answer is changed back.
+    of the answer is changed back. The taps and VPCs of an account are one interface group.
     """
+    account = "meta iifgroup limit rate over"
     query = f'iifname "sd*" ip daddr {GATEWAY} udp dport 53'
     private = [*dns_matches.private_names(), *dns_matches.private_addresses(opened)]
     lines = "\n    ".join(f"{match} goto private_name" for match in private)
@@ -205,7 +211,10 @@ add table inet stead_dns
 delete table inet stead_dns
 table inet stead_dns {{
   set queries {{ type ipv4_addr; size {MAX_SLOTS}; flags dynamic, timeout; timeout 1m; }}
+  set accounts {{ type devgroup; size {MAX_SLOTS}; flags dynamic, timeout; timeout 1m; }}
+  set private {{ type devgroup; size {MAX_SLOTS}; flags dynamic, timeout; timeout 1m; }}
   chain private_name {{
+    update @private {{ {account} {PRIVATE_DNS_RATE}/second burst {PRIVATE_DNS_BURST} packets }} drop
     meta mark set {_PRIVATE_NAMES}
     udp dport set {PRIVATE_NAMES_PORT}
   }}
@@ -220,11 +229,12 @@ table inet stead_dns {{
   chain queries {{
     type filter hook prerouting priority raw + 1;
     {query} update @queries {{ ip saddr limit rate over {DNS_RATE}/second burst {DNS_BURST} packets }} drop
+    {query} update @accounts {{ {account} {ACCOUNT_DNS_RATE}/second burst {ACCOUNT_DNS_BURST} packets }} drop
     {query} notrack
     iifname "sdv*" ip daddr {GATEWAY} udp dport 53 jump question
   }}
 }}
-"""
+"""  # noqa: S608  # nftables, not SQL
 
 
 def forwarded_dns_rules(resolver: IPv4Address | None) -> str:

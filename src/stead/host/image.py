@@ -19,7 +19,7 @@ from stead.host.bootstrap import bootstrap
 from stead.host.commands import run
 from stead.host.interface import Progress, Report
 from stead.settings import Settings
-from stead.tasks import in_thread
+from stead.tasks import Threads, in_thread
 
 SUITE = "trixie"
 DISK_GIB = 20
@@ -97,7 +97,7 @@ def find_image(settings: Settings, key: str) -> BaseImage | None:
 async def ensure_image(settings: Settings, progress: Report = lambda _: None) -> BaseImage:
     """The image for these settings, built if it is missing. A lock makes concurrent callers build it once."""
     agent = agent_path()
-    key = await in_thread(image_key, settings, agent)
+    key = await Threads.COPIES.run(image_key, settings, agent)
     if image := find_image(settings, key):
         return image
     _check_host()
@@ -146,7 +146,7 @@ def _check_space(folder: Path) -> None:
 async def _build(settings: Settings, agent: Path, building: Path, progress: Report) -> None:
     stage, root = building / "stage", building / "root"
     progress(Progress("prepare", "collecting files", 0.0))
-    await in_thread(_stage, settings, agent, stage)
+    await Threads.COPIES.run(_stage, settings, agent, stage)
     await bootstrap(SUITE, settings.mirror, FILES, stage, root, out=building, progress=progress)
     image = BaseImage("", building)
     progress(Progress("disk", "writing the file system", 0.9))
@@ -166,7 +166,7 @@ async def _build(settings: Settings, agent: Path, building: Path, progress: Repo
         await _remove(folder)
     for path in (image.disk, image.kernel, image.initrd):
         path.chmod(0o444)
-        await in_thread(sync_file, path)
+        await Threads.COPIES.run(sync_file, path)
     building.chmod(0o755)
     sync_folder(building)
     progress(Progress("done", "", 1.0))
@@ -268,7 +268,7 @@ async def _remove(folder: Path) -> None:
     if f" {folder}/" in mounts:
         raise ImageError(f"cannot remove {folder}: unmount the file systems below it first")
     for _ in range(50):
-        await in_thread(shutil.rmtree, folder, ignore_errors=True)
+        await Threads.COPIES.run(shutil.rmtree, folder, ignore_errors=True)
         if not folder.exists():
             return
         await asyncio.sleep(0.1)

@@ -13,6 +13,7 @@ from typing import Literal, Protocol, TypeVar
 
 from stead.errors import HostError
 from stead.guest.agent import Agent
+from stead.limits import HostResources
 from stead.processes import ProcessId
 from stead.settings import Size
 
@@ -291,11 +292,14 @@ class VmDisks(Protocol):
         """The folder of a new VM. Its address has no connections of the VM that had it before."""
 
     async def make_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None: ...
-    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None: ...
+    async def grow_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None: ...
     def has_layer(self, machine: str, layer: str) -> bool:
         """HostError when the host cannot tell."""
 
     def remove_layer(self, machine: str, layer: str) -> None: ...
+    def allocated(self, machine: str) -> int:
+        """Bytes on disk of the folder of a VM; 0 if it has none."""
+
     async def sync_layer(self, machine: str, layer: str) -> None: ...
 
 
@@ -351,12 +355,17 @@ class Host(Protocol):
     def nics(self) -> VmNics: ...
     @property
     def vpcs(self) -> PrivateNetworkHost: ...
+    @property
+    def resources(self) -> HostResources: ...
     async def platform(self) -> HostPlatform: ...
     def check_capacity(self) -> None:
         """CapacityExceeded when the host lacks memory or disk space for another VM."""
 
     def check_memory(self, wanted: int) -> None:
         """CapacityExceeded when `wanted` bytes would leave the host with too little memory."""
+
+    def memory_is_short(self) -> bool:
+        """Whether programs wait for memory, or it is about to run out."""
 
     def has_disk_room(self) -> bool: ...
     async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:

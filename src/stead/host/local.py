@@ -16,6 +16,7 @@ from stead import addresses
 from stead.deadlines import scaled
 from stead.errors import CheckpointUnusable, DiskSpaceExceeded, HostError
 from stead.files import (
+    allocated,
     exists,
     give_to,
     locked,
@@ -34,21 +35,28 @@ from stead.host.checkpoints import CheckpointFolders, LocalCapturedState, LocalV
 from stead.host.image import BaseImage, ensure_image, find_image, image_key
 from stead.host.interface import Disk, Inventory, Report, VmSlot, narrowed
 from stead.host.layer_files import LayerFiles
-from stead.host.memory import check_memory, sealed_copy
+from stead.host.memory import SealedCopies, check_memory, is_short, sealed_copy
 from stead.host.network import Network
-from stead.host.qemu import Command, KernelBoot, Memory, QemuPlatform, Saved
+from stead.host.qemu import Command, KernelBoot, Memory, OpenLayer, QemuPlatform, Saved
 from stead.host.quarantine import Quarantine
+from stead.host.resources import measure
 from stead.host.template_builder import TEMPLATE_PREFIX, ensure_template, machine_slots
 from stead.host.templates import LocalTemplate, TemplateInputs
-from stead.host.vm import Spawner, launch, process_name, running_machines
+from stead.host.vm import Spawner, launch, open_for_all, open_kernel, process_name, running_machines
 from stead.host.vm_folders import VmFolders
 from stead.host.vpcs import Vpcs
+from stead.limits import HostResources
 from stead.logs import get_logger
-from stead.processes import ProcessId, kill
+from stead.processes import EXPENDABLE, ProcessId, kill, set_oom_score
 from stead.settings import Settings, Size
-from stead.tasks import finished, in_thread
+from stead.tasks import Threads, finished, in_thread, or_undo
 
 log = get_logger("stead.host")
+
+_NOT_ISOLATED = (
+    "QEMU does not promise to isolate VMs in emulation (TCG): use a host with KVM for code of people who do"
+    " not trust each other. STEAD_TRUSTED_TENANTS=yes or STEAD_ACCELERATOR=tcg accepts this"
+)
 
 _DISK_FLOOR = 1 << 30
 _LOCK_TIMEOUT = scaled(5.0)
@@ -69,7 +77,7 @@ async def installation_locked(settings: Settings) -> AsyncIterator[None]:
     if not settings.data.exists():
         settings.data.mkdir(parents=True)
         settings.data.chmod(0o711)
-    async with locked(settings.data / "stead.lock", _LOCK_TIMEOUT):
+    async with locked(settings.lock, _LOCK_TIMEOUT):
         (settings.runtime / settings.instance).mkdir(parents=True, exist_ok=True, mode=0o711)
         yield
 
@@ -101,7 +109,8 @@ class LocalTemplates:
         if self._host.settings.cache is not None:
             return []
         unused = await in_thread(templates.unused, self._folder, used)
-        await in_thread(remove_garbage, unused)
+        self._host.sealed.close([path.name for path in unused])
+        await Threads.COPIES.run(remove_garbage, unused)
         return [path.name for path in unused]
 
 
@@ -127,7 +136,9 @@ async def _placed(pid: int, state: LocalCapturedState) -> "AsyncIterator[asyncio
     """Place captured memory in a QEMU while it starts; nothing writes to the process after the block."""
     given_up = threading.Event()
     size, copied = state.size.memory_mib << 20, state.base is not None
-    placing = asyncio.ensure_future(in_thread(place_memory, pid, state.memory, size, copied, given_up))
+    placing = asyncio.ensure_future(
+        Threads.COPIES.run(place_memory, pid, state.memory, size, copied, given_up)
+    )
     try:
         yield placing
     finally:
@@ -142,21 +153,24 @@ class LocalHost:
     def __init__(self, settings: Settings, own_network: Network) -> None:
         self.settings = settings
         self.network = own_network
-        self._authority = Authority.open(settings)
+        self._authority = Authority.open_current(settings)
         self.groups = ControlGroups(settings)
         self._quarantine = Quarantine(settings.data)
         self._spawner = Spawner()
+        sandbox = self._spawner.sandbox
         self._ready = asyncio.Lock()
         self._image: BaseImage | None = None
         self._platform: QemuPlatform | None = None
-        self._sealed: dict[str, int] = {}
+        self.sealed = SealedCopies()
         folders = [settings.data / name for name in ("layers", "checkpoints")]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.templates = LocalTemplates(self)
-        self.layers = LayerFiles(folders[0], settings.data / "machines", self._quarantine)
+        self.layers = LayerFiles(
+            folders[0], settings.data / "machines", self._quarantine, sandbox, settings.disk_uid
+        )
         self.checkpoints = CheckpointFolders(folders[1], self.platform, self._quarantine)
-        self.disks = VmFolders(settings, own_network)
+        self.disks = VmFolders(settings, own_network, sandbox)
 
     @classmethod
     async def open(cls, settings: Settings) -> Self:
@@ -172,9 +186,7 @@ class LocalHost:
 
     async def close(self) -> None:
         self._spawner.close()
-        for descriptor in self._sealed.values():
-            os.close(descriptor)
-        self._sealed.clear()
+        self.sealed.close()
         await self.network.close()
 
     async def remove_from_host(self) -> None:
@@ -220,6 +232,8 @@ class LocalHost:
                 choice = await choose_accelerator(self.settings, image.kernel)
                 if choice.name == "tcg" and self.settings.accelerator == "auto":
                     log.warning("kvm not used", reason=choice.reason, cost=choice.cost)
+                if choice.name == "tcg" and not self.settings.accepts_emulation:
+                    log.warning(_NOT_ISOLATED)
                 version = await qemu_version()
                 self._platform = QemuPlatform(
                     choice.name,
@@ -231,6 +245,10 @@ class LocalHost:
 
     # Capacity
 
+    @property
+    def resources(self) -> HostResources:
+        return measure(self.settings)
+
     def check_capacity(self) -> None:
         check_memory()
         if not self.has_disk_room():
@@ -241,6 +259,9 @@ class LocalHost:
     def check_memory(self, wanted: int) -> None:
         check_memory(wanted)
 
+    def memory_is_short(self) -> bool:
+        return is_short()
+
     def has_disk_room(self) -> bool:
         return shutil.disk_usage(nearest_existing(self.settings.data)).free >= _DISK_FLOOR
 
@@ -249,11 +270,6 @@ class LocalHost:
         return machine_slots()
 
     # Processes
-
-    def disk_files(self, machine: str, disk: Disk) -> tuple[Path, ...]:
-        """All layers of a VM's disk, top first."""
-        frozen = map(self.layers.path, disk.frozen)
-        return self.disks.layer(machine, disk.top), *frozen, *narrowed(disk.template, LocalTemplate).layers
 
     async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         """Start a QEMU that restores the template's memory."""
@@ -281,7 +297,7 @@ class LocalHost:
             base = narrowed(disk.template, LocalTemplate) if same else self.templates.load(captured.base)
             if base is None:
                 raise CheckpointUnusable("the template that its memory is based on is missing")
-        verifying = asyncio.ensure_future(in_thread(captured.memory.verify))
+        verifying = asyncio.ensure_future(Threads.COPIES.run(captured.memory.verify))
         try:
             async with device_state(captured.devices) as descriptor:
                 saved = Saved(descriptor, deferred=True)
@@ -301,21 +317,27 @@ class LocalHost:
         platform: QemuPlatform,
     ) -> ProcessId:
         """Start a QEMU from saved device state; its RAM is a private copy of the template's, or empty."""
-        if base is None:
-            own = Memory("own")
-            return await self._launch(vm_slot, size, own, disk, saved, platform, (saved.descriptor,))
-        inherited: tuple[int, ...] = (saved.descriptor,)
-        memory = Memory("copy", str(base.memory))
-        if not platform.read_only_memory_files:
-            sealed = await self._sealed_memory(base)
-            inherited, memory = (*inherited, sealed), Memory("copy", f"/proc/self/fd/{sealed}")
-        return await self._launch(vm_slot, size, memory, disk, saved, platform, inherited)
+        with contextlib.ExitStack() as opened:
+            memory = Memory("own")
+            if base is not None and not self.settings.share_template_memory:
+                check_memory(allocated(base.memory))
+                copy = await or_undo(Threads.COPIES.run(sealed_copy, base.memory), _close)
+                opened.callback(os.close, copy)
+                memory = Memory("copy", copy)
+            elif base is not None and platform.read_only_memory_files:
+                memory = Memory("copy", await in_thread(open_for_all, base.memory, opened))
+            elif base is not None:
+                sealed = await self.sealed.open(base.id, base.memory)
+                opened.callback(os.close, sealed)
+                memory = Memory("copy", sealed)
+            return await self._launch(vm_slot, size, memory, disk, saved, platform)
 
     async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId:
         """Start a QEMU that boots from its disk."""
-        image = narrowed(disk.template, LocalTemplate).image
-        boot = KernelBoot(image.kernel, image.initrd)
-        return await self._launch(vm_slot, size, Memory("own"), disk, boot, await self.platform())
+        with contextlib.ExitStack() as opened:
+            image = narrowed(disk.template, LocalTemplate).image
+            boot = await in_thread(open_kernel, image.kernel, image.initrd, opened)
+            return await self._launch(vm_slot, size, Memory("own"), disk, boot, await self.platform())
 
     async def _launch(
         self,
@@ -325,30 +347,29 @@ class LocalHost:
         disk: Disk,
         start: KernelBoot | Saved,
         platform: QemuPlatform,
-        inherited: tuple[int, ...] = (),
     ) -> ProcessId:
-        layers = self.disk_files(vm_slot.machine, disk)
-        await in_thread(self._check_disk, vm_slot, layers)
-        return await self.launch(vm_slot, size, memory, layers, start, platform, inherited)
+        with contextlib.ExitStack() as opened:
+            layers = await in_thread(self._open_disk, vm_slot.machine, disk, opened)
+            return await self.launch(vm_slot, size, memory, layers, start, platform)
 
-    def _check_disk(self, vm_slot: VmSlot, layers: tuple[Path, ...]) -> None:
-        for layer in layers:
-            if layer.suffix == ".qcow2":
-                disks.check_layer(layer)
-        # A data folder that was restored at another path has other uids.
-        give_to(self.settings.uid(vm_slot.number), layers[0].parent, layers[0])
+    def _open_disk(self, machine: str, disk: Disk, opened: contextlib.ExitStack) -> tuple[OpenLayer, ...]:
+        """Open all layers of a VM's disk, top first."""
+        # Older versions gave the folder to the user of its QEMU, who could then replace what is in it.
+        give_to(0, self.disks.files(machine).folder)
+        top = disks.open_top(self.disks.layer(machine, disk.top), opened)
+        return top, *self.layers.open(disk.frozen, disk.template, opened)
 
     async def launch(
         self,
         vm_slot: VmSlot,
         size: Size,
         memory: Memory,
-        layers: tuple[Path, ...],
+        layers: tuple[OpenLayer, ...],
         start: KernelBoot | Saved,
         platform: QemuPlatform,
-        inherited: tuple[int, ...] = (),
     ) -> ProcessId:
         files = self.disks.files(vm_slot.machine)
+        await in_thread(self.groups.prepare, vm_slot.machine, size)
         taps = await self.network.attach(vm_slot)
         command = Command(
             platform=platform,
@@ -356,16 +377,22 @@ class LocalHost:
             size=size,
             memory=memory,
             layers=layers,
-            folder=files.folder,
-            uid=self.settings.uid(vm_slot.number),
             data_tap=taps.data,
             management_tap=taps.management,
             qmp=-1,
             wake=start,
         )
-        process = await launch(self._spawner, command, files, taps, inherited)
-        await in_thread(self.groups.confine, vm_slot.machine, size, process.pid)
+        process = await launch(self._spawner, command, files, taps, self.settings.uid(vm_slot.number))
+        try:
+            await in_thread(self._confine, vm_slot.machine, process.pid)
+        except HostError:
+            await finished(kill(process))
+            raise
         return process
+
+    def _confine(self, machine: str, pid: int) -> None:
+        set_oom_score(pid, EXPENDABLE)
+        self.groups.add(machine, pid)
 
     async def connect(self, machine: str, process: ProcessId) -> LocalVm:
         vm = await LocalVm.connect(process, self.disks.files(machine))
@@ -383,15 +410,13 @@ class LocalHost:
 
     def tidy(self, machine: str) -> None:
         """Remove the runtime files of a VM whose process has ended."""
-        files = self.disks.files(machine)
-        shutil.rmtree(files.runtime, ignore_errors=True)
-        files.drop_devices()
+        shutil.rmtree(self.disks.files(machine).runtime, ignore_errors=True)
         self.groups.release(machine)
 
     async def discard(self, machine: str) -> None:
         """Remove all files of a VM whose process has ended."""
         self.tidy(machine)
-        await in_thread(remove_folder, self.disks.files(machine).folder)
+        await Threads.COPIES.run(remove_folder, self.disks.files(machine).folder)
 
     async def set_aside(self, machine: str) -> None:
         folder = self.disks.files(machine).folder
@@ -412,12 +437,6 @@ class LocalHost:
                 machines.update(path.name for path in root.iterdir())
         return Inventory(found, frozenset(machines))
 
-    async def _sealed_memory(self, template: LocalTemplate) -> int:
-        async with self._ready:
-            if template.id not in self._sealed:
-                self._sealed[template.id] = await in_thread(sealed_copy, template.memory)
-            return self._sealed[template.id]
-
 
 _CPU_IDENTITY = ("vendor_id", "cpu family", "model", "model name", "stepping")
 _GUEST_FLAGS = frozenset(
@@ -437,6 +456,10 @@ _GUEST_FLAGS = frozenset(
 
 All other flags are left out: a new kernel adds names for features and for workarounds of its own.
 """
+
+
+async def _close(descriptor: int) -> None:
+    os.close(descriptor)
 
 
 def _host_cpu(cpuinfo: str | None = None) -> str:

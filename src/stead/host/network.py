@@ -38,6 +38,7 @@ from stead.host.traffic import read_traffic
 from stead.host.vpcs import Vpcs, remove_all
 from stead.logs import get_logger
 from stead.settings import Settings
+from stead.supervision import repeat
 from stead.tasks import TaskSet, in_thread
 
 log = get_logger("stead.network")
@@ -373,16 +374,16 @@ async def _follow_resolvers(settings: Settings) -> None:
 async def _follow_changes(settings: Settings, survey: _Survey) -> None:
     """Load the host's rules again when its interfaces or its default route have changed."""
     _, outer, _, _ = _names(settings)
-    while True:
-        await asyncio.sleep(_RESURVEY)
-        try:
-            found = await in_thread(_survey, outer, settings.allow_private)
-            if found.link is not None and found.interfaces != survey.interfaces:
-                async with _locked(settings):
-                    await _load_host_rules(settings, found)
-                survey = found
-        except (HostError, NetlinkError, OSError) as error:
-            log.warning("cannot follow a change of the host's network", error=str(error))
+
+    async def survey_again() -> None:
+        nonlocal survey
+        found = await in_thread(_survey, outer, settings.allow_private)
+        if found.link is not None and found.interfaces != survey.interfaces:
+            async with _locked(settings):
+                await _load_host_rules(settings, found)
+            survey = found
+
+    await repeat("survey of the host's network", survey_again, _RESURVEY)
 
 
 @contextlib.asynccontextmanager

@@ -1,8 +1,8 @@
-"""QEMU's command line, as pure data."""
+"""QEMU's command line, as pure data. No argument is the path of a file: QEMU inherits descriptors."""
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from stead import addresses
@@ -17,6 +17,9 @@ _KERNEL_ARGUMENTS = (
     " psi=0 lsm=landlock,lockdown,yama,integrity,apparmor nowatchdog"
 )
 _UNANNOUNCED = "guest_announce=off"
+SECCOMP = ("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny")
+
+Node = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -55,15 +58,36 @@ class Memory:
     """The backing of guest RAM: anonymous, a template's file (shared) or a private mapping of one."""
 
     kind: Literal["own", "template", "copy"]
-    path: str = ""
+    descriptor: int = -1
 
 
 @dataclass(frozen=True)
 class KernelBoot:
-    kernel: Path
-    initrd: Path
+    """Descriptors of the kernel and its initrd."""
+
+    kernel: int
+    initrd: int
     generation: str = "auto"
     """The id that vmgenid shows to the guest."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return self.kernel, self.initrd
+
+
+@dataclass(frozen=True)
+class OpenLayer:
+    """A disk layer that is open for a QEMU."""
+
+    name: str
+    format: Literal["raw", "qcow2"]
+    reading: int
+    writing: int | None = None
+    """A second descriptor of a layer that is written. QEMU returns to the first when the layer is frozen."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.reading,) if self.writing is None else (self.reading, self.writing)
 
 
 @dataclass(frozen=True)
@@ -75,6 +99,10 @@ class Saved:
     """Start paused and load it on command, after the memory is in place."""
     generation: str = "auto"
     """The id of vmgenid. Another one than the saved memory has tells the guest's kernel that it is a copy."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.descriptor,)
 
     @property
     def uri(self) -> str:
@@ -89,13 +117,18 @@ class Command:
     name: str
     size: Size
     memory: Memory
-    layers: tuple[Path, ...]
-    folder: Path
-    uid: int
+    layers: tuple[OpenLayer, ...]
     data_tap: int
     management_tap: int
     qmp: int
     wake: KernelBoot | Saved
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """All descriptors that QEMU must inherit, but for its monitor's."""
+        layers = (descriptor for layer in self.layers for descriptor in layer.descriptors)
+        memory = () if self.memory.kind == "own" else (self.memory.descriptor,)
+        return (self.data_tap, self.management_tap, *layers, *memory, *self.wake.descriptors)
 
     def arguments(self) -> list[str]:
         return [
@@ -130,9 +163,7 @@ class Command:
                 "-mon",
                 "chardev=qmp,mode=control",
             ),
-            # QEMU drops root after it installs the seccomp filter, which forbids exec.
-            *("-sandbox", "on,obsolete=deny,elevateprivileges=allow,spawn=deny,resourcecontrol=deny"),
-            *self._confinement(),
+            *SECCOMP,
             *self._start(),
         ]
 
@@ -140,34 +171,17 @@ class Command:
         size = f"id=ram,size={self.size.memory_mib}M"
         if self.memory.kind == "own":
             return f"memory-backend-ram,{size},reserve=off"
+        file = f"memory-backend-file,{size},mem-path={_path(self.memory.descriptor)}"
         if self.memory.kind == "template":
-            return f"memory-backend-file,{size},mem-path={self.memory.path},share=on"
+            return f"{file},share=on"
         read_only = ",readonly=on,rom=off" if self.platform.read_only_memory_files else ""
-        return f"memory-backend-file,{size},mem-path={self.memory.path},share=off,reserve=off{read_only}"
+        return f"{file},share=off,reserve=off{read_only}"
 
     def _disk(self) -> list[str]:
-        node: dict[str, object] | None = None
-        for depth, layer in reversed(list(enumerate(self.layers))):
-            file: dict[str, object] = {"driver": "file", "filename": str(layer), "discard": "unmap"}
-            if depth > 0:
-                # Frozen layers are shared and read-only, so they need no lock.
-                file |= {"locking": "off", "read-only": True}
-            current: dict[str, object] = {
-                "driver": "raw" if layer.suffix == ".raw" else "qcow2",
-                "node-name": f"below{depth}" if depth else node_name(layer.stem),
-                "file": file,
-                "discard": "unmap",
-            }
-            if depth > 0:
-                current["read-only"] = True
-            if node is not None:
-                current["backing"] = node
-            node = current
         return [
-            "-blockdev",
-            json.dumps(node),
+            *disk_arguments(self.layers),
             "-device",
-            f"virtio-blk-pci,drive={node_name(self.layers[0].stem)},serial=root,werror=enospc",
+            f"virtio-blk-pci,drive={node_name(self.layers[0].name)},serial=root,werror=enospc",
         ]
 
     def _nic(self, name: str, descriptor: int, mac: str) -> list[str]:
@@ -177,15 +191,6 @@ class Command:
             *("-netdev", f"tap,id={name},fd={descriptor}"),
             *("-device", f"virtio-net-pci,netdev={name},mac={mac},romfile={quiet}"),
         ]
-
-    def _confinement(self) -> list[str]:
-        """Sandbox: chroot into its own folder, with its own uid, after all files are open."""
-        user = f"{self.uid}:{self.uid}"
-        if self.platform.version < (8, 1, 0):
-            return ["-chroot", str(self.folder), "-runas", user]
-        if self.platform.version < (9, 1, 0):
-            return ["-run-with", f"chroot={self.folder}", "-runas", user]
-        return ["-run-with", f"chroot={self.folder},user={user}"]
 
     def _start(self) -> list[str]:
         if isinstance(self.wake, Saved):
@@ -197,17 +202,63 @@ class Command:
             ]
         return [
             "-kernel",
-            str(self.wake.kernel),
+            _path(self.wake.kernel),
             "-initrd",
-            str(self.wake.initrd),
+            _path(self.wake.initrd),
             "-append",
             self.platform.kernel_arguments,
         ]
 
 
+def disk_arguments(layers: Sequence[OpenLayer]) -> list[str]:
+    """Open a disk of these layers, top first. Names in their headers lead nowhere: the chain is given."""
+    node: Node | None = None
+    for depth, layer in reversed(list(enumerate(layers))):
+        name = frozen_name(depth) if layer.writing is None else node_name(layer.name)
+        node = block_node(layer, f"/dev/fdset/{depth + 1}", name, node)
+    return [*_descriptor_sets(layers), "-blockdev", json.dumps(node)]
+
+
+def block_node(layer: OpenLayer, file: str, name: str, backing: Node | None) -> Node:
+    opened: Node = {"driver": "file", "filename": file, "discard": "unmap"}
+    node: Node = {"driver": layer.format, "node-name": name, "file": opened, "discard": "unmap"}
+    if layer.writing is None:
+        # Frozen layers are shared and read-only, so they need no lock.
+        opened |= {"locking": "off", "read-only": True}
+        node["read-only"] = True
+    if layer.format == "qcow2":
+        node["backing"] = backing
+    return node
+
+
+def _descriptor_sets(layers: Iterable[OpenLayer]) -> Iterator[str]:
+    for number, layer in enumerate(layers, start=1):
+        yield from ("-add-fd", f"fd={layer.reading},set={number},opaque={reading_label(layer.name)}")
+        if layer.writing is not None:
+            yield from ("-add-fd", f"fd={layer.writing},set={number},opaque={writing_label(layer.name)}")
+
+
+def reading_label(layer: str) -> str:
+    return f"{layer}:read"
+
+
+def writing_label(layer: str) -> str:
+    return f"{layer}:write"
+
+
+def _path(descriptor: int) -> str:
+    """The name of an inherited descriptor, for files that QEMU can open by a name only."""
+    return f"/proc/self/fd/{descriptor}"
+
+
 def node_name(layer: str) -> str:
     """QEMU's node name of a writable layer, by which it is identified later."""
     return f"disk-{layer}"
+
+
+def frozen_name(depth: int) -> str:
+    """QEMU's node name of a layer that it only reads."""
+    return f"below{depth}"
 
 
 def is_announced(command_line: bytes) -> bool:

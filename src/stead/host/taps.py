@@ -12,15 +12,16 @@ from stead.host.netlink import Netlink, link_up, neighbour, route
 
 _TUNSETIFF = 0x400454CA
 _TAP_FLAGS = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
-_TUN_FLAGS = 0x0001 | 0x1000  # IFF_TUN, IFF_NO_PI
+TUN, NO_PACKET_INFORMATION, VIRTIO_HEADER = 0x0001, 0x1000, 0x4000
+"""Flags of a tun device: IFF_TUN, IFF_NO_PI, IFF_VNET_HDR."""
 
 
 def open_tap(name: str) -> int:
     return _open(name, _TAP_FLAGS)
 
 
-def open_tun(name: str) -> int:
-    return _open(name, _TUN_FLAGS)
+def open_tun(name: str, flags: int = TUN | NO_PACKET_INFORMATION) -> int:
+    return _open(name, flags)
 
 
 def _open(name: str, flags: int) -> int:

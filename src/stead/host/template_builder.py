@@ -1,6 +1,7 @@
 """Builds a template: boot once, warm up, save memory, devices and disk at one instant."""
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -19,11 +20,11 @@ from stead.guest.identity import prepare
 from stead.host import disks, templates
 from stead.host.image import DISK_GIB
 from stead.host.interface import Progress, Report, VmSlot
-from stead.host.qemu import KernelBoot, Memory
+from stead.host.qemu import Memory
 from stead.host.templates import LocalTemplate, TemplateInputs
-from stead.host.vm import QemuVm
+from stead.host.vm import QemuVm, open_kernel
 from stead.settings import Size
-from stead.tasks import in_thread
+from stead.tasks import Threads, in_thread
 
 if TYPE_CHECKING:
     from stead.host.local import LocalHost
@@ -56,7 +57,7 @@ async def ensure_template(host: "LocalHost", size: Size, progress: Report = lamb
         if (found := templates.find(folder, inputs)) is not None:
             return found
         for leftover in folder.glob(f".building-{key}-*"):
-            await in_thread(shutil.rmtree, leftover)
+            await Threads.COPIES.run(shutil.rmtree, leftover)
         try:
             return await _build(host, inputs, progress)
         except SteadError as error:
@@ -81,7 +82,7 @@ async def _build(host: "LocalHost", inputs: TemplateInputs, progress: Report) ->
             "size": inputs.size.key,
             "platform": asdict(inputs.platform),
         }
-        await in_thread(_sync, building)
+        await Threads.COPIES.run(_sync, building)
         write_atomically(building / "template.json", json.dumps(facts).encode())
         final = host.templates_folder / template_id
         building.rename(final)
@@ -90,7 +91,7 @@ async def _build(host: "LocalHost", inputs: TemplateInputs, progress: Report) ->
         return LocalTemplate(template_id, final, inputs.size, inputs.image)
     finally:
         await asyncio.shield(host.discard(vm_slot.machine))
-        await in_thread(shutil.rmtree, building, ignore_errors=True)
+        await Threads.COPIES.run(shutil.rmtree, building, ignore_errors=True)
 
 
 async def _freeze(
@@ -99,17 +100,20 @@ async def _freeze(
     files = host.disks.files(vm_slot.machine)
     uid = host.settings.uid(vm_slot.number)
     files.folder.mkdir(parents=True, mode=0o700)
-    os.chown(files.folder, uid, uid)
-    await disks.make_layer(template.disk, template.image.disk, template.size.disk_gib)
-    with template.memory.open("xb") as ram:
-        os.truncate(ram.fileno(), template.size.memory_mib << 20)
-    layers = (template.disk, template.image.disk)
+    await in_thread(disks.make_layer, template.disk, template.size.disk_gib << 30)
     progress(_step("booting the image", str(template.size), 0.1))
-    memory, boot = (
-        Memory("template", str(template.memory)),
-        KernelBoot(template.image.kernel, template.image.initrd, template.generation),
-    )
-    process = await host.launch(vm_slot, template.size, memory, layers, boot, await host.platform())
+    with template.memory.open("xb") as ram, contextlib.ExitStack() as opened:
+        os.truncate(ram.fileno(), template.size.memory_mib << 20)
+        # QEMU opens it once more, by the name of its descriptor.
+        os.fchown(ram.fileno(), uid, uid)
+        layers = (
+            await in_thread(disks.open_top, template.disk, opened),
+            await in_thread(disks.open_frozen, template.image.disk, opened),
+        )
+        image = template.image
+        boot = await in_thread(open_kernel, image.kernel, image.initrd, opened, template.generation)
+        memory = Memory("template", ram.fileno())
+        process = await host.launch(vm_slot, template.size, memory, layers, boot, await host.platform())
     vm = await host.connect(vm_slot.machine, process)
     try:
         if template.size.disk_gib > DISK_GIB:
@@ -117,11 +121,13 @@ async def _freeze(
         await _warm_up(host, vm_slot, vm, commands, progress)
         progress(_step("saving memory and disk", "", 0.95))
         await asyncio.sleep(_SETTLING)
-        await vm.pause()
-        devices = await vm.save_devices()
+        async with vm.saving_devices() as save_devices:
+            await vm.pause()
+            devices = await save_devices()
         await vm.quit()
-        await in_thread(shutil.move, devices, template.devices)
-        os.chown(template.devices, 0, 0)
+        # From here on no process can write any of it.
+        os.chown(template.memory, 0, 0)
+        await in_thread(write_atomically, template.devices, devices)
     finally:
         await asyncio.shield(vm.kill())
         await asyncio.shield(vm.release())

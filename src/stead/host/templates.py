@@ -20,7 +20,11 @@ from stead.settings import Size
 _FORMAT = 2
 _FACTS = "template.json"
 _USED = "used"
+_MINUTE = 60.0
 _DAY = 24 * 3600.0
+_KEPT = 16
+"""Templates without a VM or snapshot that are kept: each takes some hundred MB of disk."""
+_IN_USE = 10 * _MINUTE
 RETENTION = 7 * _DAY
 """Seconds that a template is kept after its last use when no VM or snapshot needs it."""
 WARM_UP = (
@@ -179,19 +183,24 @@ def load(folder: Path, template_id: str, images: Callable[[str], BaseImage | Non
 
 
 def note_use(template: LocalTemplate) -> None:
-    """Renew the time of the last use, at most once a day: unused templates are removed after a while."""
+    """Renew the time of the last use, at most once a minute: unused templates are removed after a while."""
     used = template.folder / _USED
     with contextlib.suppress(OSError):
-        if not used.exists() or time.time() - used.stat().st_mtime > _DAY:
+        if not used.exists() or time.time() - used.stat().st_mtime > _MINUTE:
             used.touch(mode=0o600)
 
 
 def unused(folder: Path, needed: Collection[str]) -> list[Path]:
-    """Templates that no row refers to and that have not been used for as long as the retention."""
-    found = []
+    """Templates that no row refers to, and that are not among the last used ones or not used for days.
+
+    One that was used moments ago may be that of a VM which has no row yet.
+    """
+    ages: list[tuple[float, Path]] = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             last = max(_changed_at(path / _USED), _changed_at(path / _FACTS))
-            if path.name not in needed and last and time.time() - last / 1e9 > RETENTION:
-                found.append(path)
-    return found
+            if path.name not in needed and last:
+                ages.append((time.time() - last / 1e9, path))
+    ages.sort()
+    old = [path for age, path in ages[:_KEPT] if age > RETENTION]
+    return old + [path for age, path in ages[_KEPT:] if age > _IN_USE]

@@ -6,41 +6,37 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
-from qemu.qmp import ConnectError, Message, QMPClient, QMPError
-from qemu.qmp.qmp_client import NegotiationError
+from qemu.qmp import Message, QMPError
 
 from stead.deadlines import scaled
 from stead.errors import HostError, StartFailed
-from stead.host import console
+from stead.host import console, disks, monitor
 from stead.host.console import ConsoleFile
-from stead.host.namespaces import NamespaceThread
+from stead.host.disk_reserve import reserve_size
+from stead.host.monitor import QMP_TIMEOUT, Monitor, Passed
 from stead.host.network import Taps
-from stead.host.qemu import Command, Saved, node_name
+from stead.host.qemu import Command, KernelBoot, Saved, block_node, node_name, reading_label, writing_label
+from stead.host.sandbox import Sandbox
 from stead.logs import get_logger
-from stead.processes import ProcessId, WatchedProcess, command_lines, spawn
+from stead.processes import ProcessId, WatchedProcess, command_lines
 from stead.settings import Settings
+from stead.tasks import in_thread
 
-QMP_TIMEOUT = scaled(20.0)
-_GREETINGS = 3
-_MAX_MESSAGE = 2 << 20
-"""The longest answer is a console of 64 KiB, in JSON."""
-_EVENTS_PER_TURN = 32
-_FREE_EVENTS = 1000
-"""A guest can cause events at will: beyond these, all its events together are slowed down."""
-_SLOWED = 0.005
 _MAX_LOG = 1 << 20
 _KEPT_LOG = 64 << 10
 _LAST_WORDS = 4096
 _DISK_RETRY = 1.0
 _DISK_ROOM = 16 << 20
-# Guest memory must never land in a core file. Set before QEMU starts: later it is another user's process.
-_LIMITS = ("prlimit", "--core=0:0", "--nofile=4096:4096", "--")
+_DEVICES = "devices"
+_DEVICES_LIMIT = 64 << 20
 
+T = TypeVar("T")
 
 log = get_logger("stead.vm")
 
@@ -50,18 +46,11 @@ class VmFiles:
     """The paths of one QEMU's own files."""
 
     folder: Path
-    """QEMU's chroot, with the top disk layer."""
+    """The disk layers that it writes."""
     runtime: Path
 
-    @property
-    def devices(self) -> Path:
-        """Saved device state; removed after it is read."""
-        return self.folder / "devices"
-
-    def drop_devices(self) -> None:
-        # The folder is writable by QEMU, so its content is untrusted.
-        with contextlib.suppress(OSError):
-            self.devices.unlink()
+    def layer(self, layer: str) -> Path:
+        return self.folder / f"{layer}.qcow2"
 
     @property
     def qmp(self) -> Path:
@@ -77,52 +66,57 @@ class VmFiles:
 
 
 class Spawner:
-    """Starts QEMU processes in an empty network namespace."""
+    """Starts the QEMU processes of VMs in the sandbox."""
 
     def __init__(self) -> None:
-        self._thread = NamespaceThread.empty()
+        self.sandbox = Sandbox()
 
     async def spawn(
-        self, arguments: Callable[[int], list[str]], files: VmFiles, descriptors: tuple[int, ...] = ()
+        self,
+        arguments: Callable[[int], list[str]],
+        files: VmFiles,
+        *,
+        uid: int,
+        kvm: bool = False,
+        descriptors: Sequence[int] = (),
     ) -> ProcessId:
         """Start QEMU; its monitor is already listening, so connecting never has to wait for it."""
-        return await self._thread.call(lambda: self._spawn(arguments, files, descriptors))
-
-    def _spawn(
-        self, arguments: Callable[[int], list[str]], files: VmFiles, descriptors: tuple[int, ...]
-    ) -> ProcessId:
-        files.runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
-        files.qmp.unlink(missing_ok=True)
-        files.log.unlink(missing_ok=True)
-        files.console.unlink(missing_ok=True)
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
-            # Append mode, so that it can be cut while QEMU writes.
-            files.log.open("ab") as log,
-        ):
-            listener.bind(str(files.qmp))
-            listener.listen(1)
-            identity = spawn(
-                [*_LIMITS, *arguments(listener.fileno())],
-                environment={},
+        with contextlib.ExitStack() as opened:
+            listener, errors = await in_thread(_open_runtime, files, opened)
+            identity = await self.sandbox.spawn(
+                arguments(listener.fileno()),
+                uid=uid,
+                kvm=kvm,
                 descriptors=(listener.fileno(), *descriptors),
-                errors=log,
+                errors=errors,
             )
         if identity is None:
             raise StartFailed(f"QEMU exited at once: {last_words(files)}")
         return identity
 
     def close(self) -> None:
-        self._thread.close()
+        self.sandbox.close()
+
+
+def _open_runtime(files: VmFiles, opened: contextlib.ExitStack) -> tuple[socket.socket, BinaryIO]:
+    """The socket that a new QEMU listens on, and its log."""
+    files.runtime.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for path in (files.qmp, files.log, files.console):
+        path.unlink(missing_ok=True)
+    listener = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    listener.bind(str(files.qmp))
+    listener.listen(1)
+    # Append mode, so that it can be cut while QEMU writes.
+    return listener, opened.enter_context(files.log.open("ab"))
 
 
 class QemuVm:
     """A QEMU process with its monitor connected."""
 
-    def __init__(self, watched: WatchedProcess, files: VmFiles, monitor: "_Monitor") -> None:
+    def __init__(self, watched: WatchedProcess, files: VmFiles, connection: Monitor) -> None:
         self._watched = watched
         self.files = files
-        self._monitor = monitor
+        self._monitor = connection
         self.stop_cause: str | None = None
         """Why the guest ended, as QEMU reports it: guest-shutdown, guest-reset, guest-panic, ..."""
         self._monitor.on_event = self._note
@@ -135,7 +129,7 @@ class QemuVm:
         """Connect to a running QEMU; ProcessLookupError when it has ended."""
         process = WatchedProcess(identity)
         try:
-            monitor = await _monitor(process, files)
+            connection = await monitor.connect(process, files.qmp, lambda: last_words(files))
         except (QMPError, OSError) as error:
             ended = await process.ends_now() or not identity.alive()
             process.forget()
@@ -145,7 +139,7 @@ class QemuVm:
         except BaseException:
             process.forget()
             raise
-        return cls(process, files, monitor)
+        return cls(process, files, connection)
 
     @property
     def process(self) -> ProcessId:
@@ -161,15 +155,20 @@ class QemuVm:
 
     async def execute(self, command: str, **arguments: Any) -> Any:
         """One monitor command, with a deadline."""
+        return await self._answer(command, self._monitor.execute(command, arguments or None))
+
+    async def _answer(self, command: str, answer: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(QMP_TIMEOUT):
-                return await self._monitor.execute(command, arguments or None)
+                return await answer
         except QMPError as error:
             if self.ended or not self.process.alive():
                 raise HostError(f"QEMU exited: {last_words(self.files)}") from error
             raise HostError(f"QEMU rejected {command}: {error}") from error
         except TimeoutError as error:
             raise HostError(f"QEMU did not answer {command} within {QMP_TIMEOUT:g} s") from error
+        except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise HostError(f"QEMU answered {command} with something else: {error}") from error
 
     def _note(self, event: Message) -> None:
         if event["event"] == "BLOCK_IO_ERROR":
@@ -218,7 +217,8 @@ class QemuVm:
                 await asyncio.sleep(_DISK_RETRY)
                 if (await self.execute("query-status"))["status"] != "io-error":
                     return
-                if shutil.disk_usage(self.files.folder).free > _DISK_ROOM:
+                room = _DISK_ROOM + reserve_size(self.files.folder)
+                if shutil.disk_usage(self.files.folder).free > room:
                     await self.execute("cont")
 
     async def running(self) -> None:
@@ -255,7 +255,6 @@ class QemuVm:
         if (await self.execute("query-status"))["status"] == "io-error":
             self.retry_disk()
         await self.resume_if_paused()
-        self.files.drop_devices()
 
     async def power_down(self) -> None:
         """Press the ACPI power button."""
@@ -264,32 +263,67 @@ class QemuVm:
     def bound_log(self) -> None:
         bound_log(self.files)
 
-    async def save_devices(self) -> Path:
-        """Write all device and CPU state of the paused guest, without its memory, into QEMU's own folder."""
-        await self.execute("xen-save-devices-state", filename=f"/{self.files.devices.name}", live=False)
-        return self.files.devices
+    @contextlib.asynccontextmanager
+    async def saving_devices(self) -> "AsyncIterator[Callable[[], Awaitable[bytes]]]":
+        """In the block, a function saves all device and CPU state of the paused guest, without its memory.
 
-    # Disk layers, by the names of their files in QEMU's own folder
+        QEMU writes it into a file in memory, which is passed to it before the guest is paused.
+        """
+        descriptor = os.memfd_create("stead-devices", os.MFD_CLOEXEC)
+        try:
+            writing = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                path = await self._pass(Passed(writing, _DEVICES))
+            finally:
+                os.close(writing)
+
+            async def save() -> bytes:
+                await self.execute("xen-save-devices-state", filename=path, live=False)
+                if (size := os.fstat(descriptor).st_size) > _DEVICES_LIMIT:
+                    raise HostError(f"QEMU saved {size} bytes of device state: {_DEVICES_LIMIT} are allowed")
+                return os.pread(descriptor, size, 0)
+
+            try:
+                yield save
+            finally:
+                with contextlib.suppress(HostError):
+                    await self._withdraw(_DEVICES)
+        finally:
+            os.close(descriptor)
+
+    async def _pass(self, *passed: Passed) -> str:
+        """Pass descriptors of one file to QEMU; returns the name under which it opens the file."""
+        return await self._answer("add-fd", self._monitor.add_descriptors(passed))
+
+    async def _withdraw(self, label: str) -> None:
+        await self._answer("remove-fd", self._monitor.remove_descriptors(label))
+
+    # Disk layers, by their names
 
     async def add_layer(self, layer: str) -> None:
         """Open an empty layer that can become the writable one."""
-        await self.execute(
-            "blockdev-add",
-            **{
-                "driver": "qcow2",
-                "node-name": node_name(layer),
-                "file": {"driver": "file", "filename": f"/{layer}.qcow2", "discard": "unmap"},
-                "discard": "unmap",
-                "backing": None,
-            },
-        )
+        with contextlib.ExitStack() as opened:
+            top = await in_thread(disks.open_top, self.files.layer(layer), opened)
+            labels = (reading_label(layer), writing_label(layer))
+            file = await self._pass(*map(Passed, top.descriptors, labels))
+            await self.execute("blockdev-add", **block_node(top, file, node_name(layer), None))
 
     async def switch_layer(self, layer: str, to: str) -> None:
         """Switch to another writable layer; the old one becomes its frozen backing file."""
         await self.execute("blockdev-snapshot", node=node_name(layer), overlay=node_name(to))
 
+    async def give_up_writing(self, layer: str) -> None:
+        """Let QEMU close its writable descriptor of a frozen layer, which it reads through another one now.
+
+        QEMU closes descriptors only while the guest runs. Whether it really did is not left to it: see
+        `LayerFiles.open`.
+        """
+        await self._withdraw(writing_label(layer))
+
     async def drop_layer(self, layer: str) -> None:
         await self.execute("blockdev-del", **{"node-name": node_name(layer)})
+        await self._withdraw(writing_label(layer))
+        await self._withdraw(reading_label(layer))
 
     async def written_layer(self) -> str:
         """The current writable layer."""
@@ -339,77 +373,35 @@ class QemuVm:
         self._watched.forget()
 
 
-class _Monitor(QMPClient):
-    """A QMP client without event queues, which have no bound: events go to `on_event` as they are read.
-
-    Reading buffered messages does not yield to the event loop by itself, so a flood of events has to.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, _MAX_MESSAGE)
-        self.on_event: Callable[[Message], None] = lambda _: None
-        self.ended = asyncio.Event()
-        """Everything that QEMU sent has been read."""
-        self._seen = 0
-
-    async def _event_dispatch(self, msg: Message) -> None:
-        self.on_event(msg)
-        self._seen += 1
-        if self._seen == _FREE_EVENTS:
-            log.warning("slowing down a flood of QEMU events", monitor=self.name, kind=str(msg["event"]))
-        if self._seen % _EVENTS_PER_TURN == 0:
-            await asyncio.sleep(0 if self._seen < _FREE_EVENTS else _SLOWED)
-
-    async def _bh_recv_message(self) -> None:
-        self.ended.clear()
-        try:
-            await super()._bh_recv_message()
-        except BaseException:
-            self.ended.set()
-            raise
+def open_kernel(
+    kernel: Path, initrd: Path, opened: contextlib.ExitStack, generation: str = "auto"
+) -> KernelBoot:
+    """A kernel for a QEMU that boots it. `opened` closes its descriptors."""
+    return KernelBoot(open_for_all(kernel, opened), open_for_all(initrd, opened), generation)
 
 
-async def _monitor(process: WatchedProcess, files: VmFiles) -> _Monitor:
-    """Connect to the monitor, unless the process ends first."""
-    monitor = _Monitor(f"stead-{process.identity.pid}")
-    connecting = asyncio.ensure_future(_greet(monitor, files.qmp))
-    ending = asyncio.ensure_future(process.wait())
+def open_for_all(path: Path, opened: contextlib.ExitStack) -> int:
+    """Open a file that QEMU opens once more by the name of its descriptor, and so must be allowed to read."""
     try:
-        await asyncio.wait({connecting, ending}, timeout=QMP_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
-        if not connecting.done():
-            raise StartFailed(
-                f"QEMU {ending.result()}: {last_words(files)}"
-                if ending.done()
-                else f"QEMU monitor did not answer within {QMP_TIMEOUT:g} s"
-            )
-        connecting.result()
-    finally:
-        for task in (connecting, ending):
-            task.cancel()
-        await asyncio.gather(connecting, ending, return_exceptions=True)
-    return monitor
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        opened.callback(os.close, descriptor)
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        if not mode & stat.S_IROTH:
+            os.fchmod(descriptor, mode | stat.S_IROTH)
+    except OSError as error:
+        raise HostError(f"cannot open {path}: {error.strerror}") from error
+    return descriptor
 
 
-async def _greet(monitor: QMPClient, path: Path) -> None:
-    """Connect; again when an event, as of a guest that begins to run, was taken for the first answer."""
-    for _ in range(_GREETINGS):
-        try:
-            return await monitor.connect(str(path))
-        except ConnectError as error:
-            if not isinstance(error.exc, NegotiationError):
-                raise
-    return await monitor.connect(str(path))
-
-
-async def launch(
-    spawner: Spawner, command: Command, files: VmFiles, taps: Taps, inherited: tuple[int, ...]
-) -> ProcessId:
+async def launch(spawner: Spawner, command: Command, files: VmFiles, taps: Taps, uid: int) -> ProcessId:
     """Start QEMU; the tap descriptors are closed here in any case."""
     try:
         return await spawner.spawn(
             lambda qmp: replace(command, qmp=qmp).arguments(),
             files,
-            (taps.data, taps.management, *inherited),
+            uid=uid,
+            kvm=command.platform.accelerator == "kvm",
+            descriptors=command.descriptors,
         )
     finally:
         taps.close()
@@ -442,7 +434,7 @@ def process_name(instance: str, machine: str) -> str:
 
 
 _NAME = re.compile(rb"(?:[a-z0-9]{20}|template-[0-9a-f]{20}-[0-9a-f]{8})")
-_PROGRAMS = ("qemu-system-", "prlimit")
+_PROGRAMS = ("qemu-system-", "prlimit", "setpriv")
 
 
 def running_machines(settings: Settings) -> dict[int, str]:

@@ -34,7 +34,8 @@ from stead.host.traffic import read_traffic
 from stead.host.wireguard import WireGuard, remove_sockets
 from stead.logs import get_logger
 from stead.settings import Settings
-from stead.tasks import KeyedLock, finished
+from stead.shares import KeyedLock, RateLimit
+from stead.tasks import finished
 
 log = get_logger("stead.vpcs")
 
@@ -43,8 +44,12 @@ _WAKE_METRIC = 4096
 _MTU = 1500
 _HELD_PACKETS = 8
 """Packets that wait for one VM to wake; programs send the others again."""
-_HELD_VMS, _HELD_VMS_IN_ALL = 32, 512
-"""VMs for which packets wait, in one VPC and in all."""
+_HELD_VMS, _HELD_VMS_OF_ACCOUNT, _HELD_VMS_IN_ALL = 32, 128, 512
+"""VMs for which packets wait: in one VPC, in those of an account, and in all."""
+_WAKES, _WAKE_INTERVAL = 200, 0.01
+"""Packets to VMs that do not run which are read for an account: at once, and seconds for one more."""
+_WAKE_PAUSE = 1.0
+"""Seconds for which no packet of a VPC is read whose account has read too many."""
 _HELD_FOR = scaled(30.0)
 """Seconds after which a packet that waits for a VM is dropped."""
 _AT_ONCE = 4
@@ -82,6 +87,7 @@ class _OpenVpc:
     """The address maps of its rules: from addresses in the VPC to those outside. Used in the thread only."""
     held: dict[IPv4Address, list[tuple[float, bytes]]] = field(default_factory=dict)
     """Packets to VMs that do not run, with the time at which they came."""
+    closed: bool = False
 
     def replace_members(self, added: Collection[_Pair], removed: Collection[_Pair] = ()) -> None:
         """Change the address maps, all at once. Call it in the thread."""
@@ -100,6 +106,7 @@ class _OpenVpc:
         self.loaded.update(added)
 
     async def close(self) -> None:
+        self.closed = True
         asyncio.get_running_loop().remove_reader(self.wake)
         os.close(self.wake)
         self.frames.close()
@@ -119,6 +126,7 @@ class Vpcs:
         self._members: dict[str, dict[IPv4Address, VmSlot]] = {}
         self._open: dict[str, _OpenVpc] = {}
         self._locks = KeyedLock()
+        self._wakes = RateLimit(_WAKES, _WAKE_INTERVAL)
         self._wanted: Wanted = lambda machine: None
         self.wireguard = WireGuard(settings, lambda number: _namespace(settings, number))
 
@@ -390,6 +398,12 @@ route replace default via {addresses.GATEWAY} dev {inner} onlink
 
     def _wake(self, opened: _OpenVpc) -> None:
         """Read a packet to a VM that does not run, keep it, and have the VM woken."""
+        if self._wakes.allow(opened.network.account):
+            # The kernel keeps some packets meanwhile and drops the others.
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(opened.wake)
+            loop.call_later(_WAKE_PAUSE, self._resume, opened)
+            return
         try:
             packet = os.read(opened.wake, _MTU + 1)
         except OSError:
@@ -403,13 +417,23 @@ route replace default via {addresses.GATEWAY} dev {inner} onlink
         self._hold(opened, target, packet)
         self._wanted(vm_slot.machine)
 
+    def _resume(self, opened: _OpenVpc) -> None:
+        if not opened.closed:
+            asyncio.get_running_loop().add_reader(opened.wake, self._wake, opened)
+
     def _hold(self, opened: _OpenVpc, target: IPv4Address, packet: bytes) -> None:
         now = asyncio.get_running_loop().time()
         held = [each for each in opened.held.pop(target, ()) if each[0] >= now - _HELD_FOR]
         if not held and len(opened.held) >= _HELD_VMS:
             del opened.held[next(iter(opened.held))]
-        if not held and sum(len(each.held) for each in self._open.values()) >= _HELD_VMS_IN_ALL:
-            return
+        if not held:
+            account = opened.network.account
+            of_account = sum(
+                len(each.held) for each in self._open.values() if each.network.account == account
+            )
+            in_all = sum(len(each.held) for each in self._open.values())
+            if of_account >= _HELD_VMS_OF_ACCOUNT or in_all >= _HELD_VMS_IN_ALL:
+                return
         if len(held) < _HELD_PACKETS:
             held.append((now, packet))
         opened.held[target] = held

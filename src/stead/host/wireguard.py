@@ -7,6 +7,9 @@ restarted when it dies.
 
 import asyncio
 import contextlib
+import os
+import re
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +20,19 @@ from stead.errors import HostError
 from stead.host.commands import run
 from stead.host.interface import WireGuardTunnel
 from stead.host.namespaces import namespace_of
+from stead.host.taps import NO_PACKET_INFORMATION, TUN, VIRTIO_HEADER, open_tun
 from stead.settings import Settings
+from stead.shares import KeyedLock
 from stead.supervision import Backoff, ProcessCommand, SupervisedProcess
-from stead.tasks import KeyedLock, finished
+from stead.tasks import finished
 
 _MTU = 1420
 _START_TIMEOUT = scaled(10.0)
 _POLL = 0.02
 _RESTART = Backoff(shortest=0.2, longest=5.0, healthy=10.0)
 _SOCKETS = Path("/var/run/wireguard")
+_FIRST_UNPRIVILEGED_PORT = 1024
+_BULK_SINCE = 20230223
 _UDP_SOCKETS = Path("/proc/net/udp"), Path("/proc/net/udp6")
 
 
@@ -98,17 +105,11 @@ class WireGuard:
     async def _start_program(self, device: _Device) -> None:
         """Let wireguard-go make the device, also again when it ends."""
         name = self._name(device.number)
-        socket = _SOCKETS / f"{name}.sock"
-        command = ProcessCommand(
-            [
-                *("setpriv", "--bounding-set=-all,+net_admin", "--no-new-privs", "--pdeathsig=KILL", "--"),
-                *("wireguard-go", "-f", name),
-            ],
-            environment={"LOG_LEVEL": "error", "WG_PROCESS_FOREGROUND": "1"},
-        )
+        uid = self._settings.tunnel_uid(device.number)
+        flags = await _tun_flags()
 
         async def ready() -> None:
-            await _until(socket.exists)
+            await _answers(_socket_of(name))
             _refuse_bound_port(device.tunnel)
             await self._set_up(device)
             # It notices only after a while that its device is up.
@@ -116,13 +117,12 @@ class WireGuard:
 
         device.process = SupervisedProcess(
             f"wireguard-go of VPC {device.tunnel.network.id}",
-            lambda: command,
+            lambda: _program(name, uid, device.tunnel.port, flags),
             ready,
             _RESTART,
             start_timeout=_START_TIMEOUT,
             clean_up=lambda: self._delete(device.number),
         )
-        socket.unlink(missing_ok=True)
         await device.process.start()
 
     async def _set_up(self, device: _Device) -> None:
@@ -159,10 +159,78 @@ link set {name} mtu {_MTU} up
     async def _delete(self, number: int) -> None:
         """Delete a device of the kernel, also one that is not in the VPC yet, and wireguard-go's socket."""
         name = self._name(number)
-        (_SOCKETS / f"{name}.sock").unlink(missing_ok=True)
+        _socket_of(name).unlink(missing_ok=True)
         for namespace in ([], ["-n", self._namespace(number)]):
             with contextlib.suppress(HostError):
                 await run("ip", *namespace, "link", "delete", name)
+
+
+def _socket_of(name: str) -> Path:
+    """Where `wg` looks for the process of a device."""
+    return _SOCKETS / f"{name}.sock"
+
+
+def _program(name: str, uid: int, port: int, flags: int) -> ProcessCommand:
+    """wireguard-go as a user that owns nothing, with its device and its socket as descriptors.
+
+    It may change network devices, because it sets the MTU of its own, and nothing else that root may.
+    """
+    may = "-all,+net_admin" + (",+net_bind_service" if port < _FIRST_UNPRIVILEGED_PORT else "")
+    with contextlib.ExitStack() as undo:
+        device = open_tun(name, flags)
+        undo.callback(os.close, device)
+        listener = _listen(_socket_of(name), uid)
+        undo.pop_all()
+    return ProcessCommand(
+        [
+            *("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs"),
+            *(f"--bounding-set={may}", f"--inh-caps={may}", f"--ambient-caps={may}"),
+            *("--pdeathsig=KILL", "--", "wireguard-go", "-f", name),
+        ],
+        environment={
+            "LOG_LEVEL": "error",
+            "WG_PROCESS_FOREGROUND": "1",
+            "WG_TUN_FD": str(device),
+            "WG_UAPI_FD": str(listener),
+        },
+        handed_over=(device, listener),
+    )
+
+
+def _listen(path: Path, uid: int) -> int:
+    """The socket through which `wg` configures a device."""
+    path.parent.mkdir(mode=0o755, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        # wireguard-go watches it.
+        os.chown(path, uid, uid)
+        listener.listen()
+        return listener.detach()
+
+
+async def _tun_flags() -> int:
+    """How wireguard-go wants its device, which it would make so itself.
+
+    From 2023 on it sends and receives segments in bulk; before, with four bytes in front of each packet.
+    """
+    completed = await run("wireguard-go", "--version", timeout=_START_TIMEOUT)
+    found = re.search(rb"v0\.0\.(\d{8})\b", completed.stdout + completed.stderr)
+    if found is not None and int(found[1]) < _BULK_SINCE:
+        return TUN
+    return TUN | NO_PACKET_INFORMATION | VIRTIO_HEADER
+
+
+async def _answers(path: Path) -> None:
+    """Wait until wireguard-go has set its device up and answers on its socket."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        writer.write(b"get=1\n\n")
+        if not await reader.readline():
+            raise HostError("wireguard-go closed its socket")
+    finally:
+        writer.close()
 
 
 async def _until(condition: Callable[[], bool]) -> None:

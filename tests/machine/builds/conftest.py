@@ -18,10 +18,10 @@ from stead.networks.networks import Networks
 from stead.repos.access import RepoAccess
 from stead.repos.repos import Repos
 from stead.repos.transfer.bundles import Bundles
+from stead.shares import KeyedLimit
 from stead.store.builds import BuildStore
 from stead.store.machines import MachineStore
 from stead.store.networks import VpcStore
-from stead.tasks import KeyedLimit
 from support.builds import Lines, unlimited
 from support.internals import inside
 

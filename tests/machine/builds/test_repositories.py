@@ -145,6 +145,8 @@ async def test_repositories_of_this_server_are_cloned(
     with pytest.raises(InvalidSpec):
         await create_vm(creation, vm_order("another", top=clones))
     assert await builds_of(machines, account) == built
+    assert await builds_of(machines, "another") == []
+    assert await machines.list("another") == []
 
 
 async def test_a_push_changes_the_cache_key_of_a_layer(
@@ -226,3 +228,4 @@ async def test_a_cancelled_or_failed_clone_leaves_nothing(
     with pytest.raises(SetupFailed, match=f"repositories: no repository {repo.id}") as raised:
         await waiting
     assert raised.value.phase == "repositories"
+    assert await hidden(machines, account) == []

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stead.host import layer_files
+from stead.host.layer_files import LayerFiles
 from stead.machines import layers as layers_module
 from stead.machines.layers import Collected
 from stead.store.database import open_database
@@ -91,7 +93,7 @@ class Histories(RuleBasedStateMachine):
         folder = self.exits.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
         self.runner = self.exits.enter_context(asyncio.Runner())
         self.patch = self.exits.enter_context(pytest.MonkeyPatch.context())
-        self.patch.setattr(layer_files, "merge", join)
+        self.patch.setattr(LayerFiles, "_merge", join)
         self.model = Model()
         self.data = Path(folder)
 
@@ -277,7 +279,7 @@ class Histories(RuleBasedStateMachine):
             raise PowerCut
 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(PowerCut):
-            patch.setattr(layer_files, "in_thread", cut)
+            patch.setattr(layer_files, "Threads", SimpleNamespace(COPIES=SimpleNamespace(run=cut)))
             self.run(self.on_disk.layers.collect())
         self.restart()
 

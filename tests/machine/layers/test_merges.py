@@ -7,9 +7,10 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ import pytest_asyncio
 
 from stead.errors import HostError
 from stead.files import allocated
-from stead.host import layer_files
+from stead.host.disk_process import DiskProcess
+from stead.host.interface import Template
+from stead.host.layer_files import LayerFiles
 from stead.machines.chains import how_many_to_merge
 from stead.machines.layers import MAX_CHAIN
+from stead.processes import ProcessId, of_user
+from stead.settings import Settings
 from stead.store.database import open_database
 from support.layers_on_disk import MIB, Bottom, LayersOnDisk, join
 from support.waiting import until
@@ -213,46 +218,73 @@ async def nothing_changes(disk: Disk) -> AsyncIterator[str]:
     assert checksums(await disk.chain()) == kept
 
 
+def workers(disk: Disk) -> list[ProcessId]:
+    """The processes that merge layers."""
+    return list(of_user(Settings(data=disk.on_disk.data).disk_uid))
+
+
 @pytest.fixture
-def other_qemu_img(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A `qemu-img` whose commit is this script; all else is the real one's."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    script = folder / "qemu-img"
-    script.write_text(
-        f'#!/bin/sh\nif [ "$1" = commit ]; then . {folder}/commit; fi\nexec {shutil.which("qemu-img")} "$@"\n'
-    )
-    script.chmod(0o755)
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-        yield folder / "commit"
+def held_commits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """So many commits are done; the process of the next one is there, and does nothing."""
+    allowed = [0]
+    commit = DiskProcess.commit
+
+    async def counted(self: DiskProcess, into: str) -> None:
+        if allowed[0] == 0:
+            await asyncio.Event().wait()
+        allowed[0] -= 1
+        await commit(self, into)
+
+    monkeypatch.setattr(DiskProcess, "commit", counted)
+    return allowed
 
 
-async def test_a_killed_merge_changes_nothing(long_disk: Disk, other_qemu_img: Path) -> None:
-    """qemu-img is killed after the first layers."""
-    other_qemu_img.write_text(
-        f"echo >> {other_qemu_img}ted\n[ $(wc -l < {other_qemu_img}ted) -le 3 ] || kill -9 $$\n"
-    )
+async def test_a_killed_merge_changes_nothing(
+    long_disk: Disk, held_commits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is killed after the first layers."""
+    execute = DiskProcess._execute
+
+    async def execute_or_die(self: DiskProcess, command: str, **arguments: object) -> Any:
+        if command == "block-commit" and held_commits[0] == 0:
+            for process in workers(long_disk):
+                os.kill(process.pid, signal.SIGKILL)
+        return await execute(self, command, **arguments)
+
+    held_commits[0] = 4
+    monkeypatch.setattr(DiskProcess, "_execute", execute_or_die)
     async with nothing_changes(long_disk) as layer:
-        with pytest.raises(HostError, match="signal 9"):
+        with pytest.raises(HostError, match="SIGKILL"):
             await long_disk.on_disk.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
-    other_qemu_img.write_text("")
+    held_commits[0] = 100
     assert await long_disk.on_disk.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
     assert content([*await long_disk.chain(), *long_disk.bottom]) == long_disk.expected
 
 
-async def test_a_cancelled_merge_changes_nothing(long_disk: Disk, other_qemu_img: Path) -> None:
-    begun = other_qemu_img.with_name("begun")
-    other_qemu_img.write_text(f"touch {begun}\nexec sleep 1000\n")
-
+async def test_a_cancelled_merge_changes_nothing(long_disk: Disk, held_commits: list[int]) -> None:
     async with nothing_changes(long_disk) as layer:
         merging = asyncio.create_task(
             long_disk.on_disk.layers.merge_if_long(layer, Bottom(*long_disk.bottom))
         )
-        await until(lambda: begun.exists(), 60)
+        await until(lambda: bool(workers(long_disk)), 60)
         merging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await merging
+        assert not workers(long_disk)
+
+
+async def test_a_merge_is_the_work_of_a_user_without_rights(long_disk: Disk, held_commits: list[int]) -> None:
+    assert long_disk.layer is not None
+    merging = asyncio.create_task(
+        long_disk.on_disk.layers.merge_if_long(long_disk.layer, Bottom(*long_disk.bottom))
+    )
+    await until(lambda: bool(workers(long_disk)), 60)
+    (worker,) = workers(long_disk)
+    await until(lambda: Path(f"/proc/{worker.pid}/exe").readlink().name.startswith("qemu"), 60)
+    assert not Path(f"/proc/{worker.pid}/root/etc/passwd").exists()
+    merging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await merging
 
 
 async def test_a_merge_on_a_full_disk_changes_nothing(tmp_path: Path) -> None:
@@ -279,7 +311,7 @@ async def test_a_merge_on_a_full_disk_changes_nothing(tmp_path: Path) -> None:
         call("umount", data)
 
 
-async def test_a_layer_with_a_backing_file_of_the_host_is_not_merged(long_disk: Disk) -> None:
+async def test_a_layer_with_foreign_header_fields_is_not_merged(long_disk: Disk) -> None:
     """A guest that escaped into QEMU could write any backing file into the header of its disk."""
     file = (await long_disk.chain())[3]
     original = file.read_bytes()
@@ -298,12 +330,14 @@ async def test_a_layer_deleted_during_its_merge_leaves_nothing(
     for _ in range(MAX_CHAIN + 1):
         layer = await on_disk.frozen(machine)
 
-    async def meanwhile(layers: Sequence[Path], below: Sequence[Path], target: Path) -> None:
-        await join(layers, below, target)
+    async def meanwhile(
+        self: LayerFiles, files: Sequence[str], below: Sequence[str], template: Template, target: Path
+    ) -> None:
+        await join(self, files, below, template, target)
         await on_disk.remove_machine(machine)
         assert await on_disk.store.remove(list(await on_disk.rows()))
 
-    monkeypatch.setattr(layer_files, "merge", meanwhile)
+    monkeypatch.setattr(LayerFiles, "_merge", meanwhile)
     assert not await on_disk.layers.merge_if_long(layer, Bottom())
     assert len((await on_disk.layers.collect()).files) == MAX_CHAIN + 1
     assert on_disk.files() == set()

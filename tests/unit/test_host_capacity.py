@@ -1,0 +1,177 @@
+"""Capacity of a host without VMs: copies of templates, the reserve of disk space, cgroups."""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from stead.errors import CapacityExceeded
+from stead.host import cgroups, disk_reserve, memory, templates
+from stead.host.cgroups import ControlGroups, Hierarchy
+from stead.host.disk_reserve import DiskReserve
+from stead.host.memory import SealedCopies
+from stead.settings import Settings, Size
+
+# Sealed copies of templates
+
+
+def template(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.write_bytes(name.encode() * 4096)
+    return path
+
+
+def memory_files() -> set[str]:
+    """The sealed files that this process has open."""
+    links = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.add(str(each.readlink()))
+    return {link for link in links if "stead-template" in link}
+
+
+async def test_few_sealed_copies_are_kept(tmp_path: Path) -> None:
+    """Their number does not follow from how many sizes of VMs tenants ask for."""
+    copies = SealedCopies(most=2)
+    for name in ("a", "b", "a", "c", "d"):
+        descriptor = await copies.open(name, template(tmp_path, name))
+        assert os.pread(descriptor, 1, 0) == name.encode()
+        assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE
+        os.close(descriptor)
+    assert list(copies._copies) == ["c", "d"]
+    copies.close(["c", "gone"])
+    assert list(copies._copies) == ["d"]
+    copies.close()
+    assert not memory_files()
+
+
+async def test_a_copy_in_use_outlives_its_place(tmp_path: Path) -> None:
+    """QEMU inherits a descriptor of its own."""
+    copies = SealedCopies(most=1)
+    first = await copies.open("a", template(tmp_path, "a"))
+    os.close(await copies.open("b", template(tmp_path, "b")))
+    assert os.pread(first, 1, 0) == b"a"
+    os.close(first)
+    copies.close()
+
+
+async def test_a_copy_counts_in_the_capacity_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = SealedCopies()
+    os.close(await copies.open("a", template(tmp_path, "a")))
+    monkeypatch.setattr(memory, "available", lambda: memory._FLOOR)
+    with pytest.raises(CapacityExceeded):
+        await copies.open("b", template(tmp_path, "b"))
+    assert not copies._copies, "those that no create needs right now are closed first"
+    assert not memory_files()
+
+
+# Templates
+
+
+def test_templates_without_a_vm_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were used last stay; one that was used a moment ago may be for a VM without a row yet."""
+    monkeypatch.setattr(templates, "_KEPT", 2)
+    for name, age in (("needed", 9000), ("d", 8000), ("c", 7000), ("b", 6000), ("a", 5000), ("now", 0)):
+        facts = tmp_path / name / "template.json"
+        facts.parent.mkdir()
+        facts.write_text("{}")
+        os.utime(facts, (facts.stat().st_mtime - age,) * 2)
+    assert [each.name for each in templates.unused(tmp_path, {"needed"})] == ["b", "c", "d"]
+    monkeypatch.setattr(templates, "_KEPT", 0)
+    assert "now" not in [each.name for each in templates.unused(tmp_path, {"needed"})]
+
+
+# The reserve
+
+
+class Disk:
+    """A disk of 100 GiB with some free space."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self.total = 100 << 30
+
+
+def test_the_reserve_is_released_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(10 << 30)
+    monkeypatch.setattr("stead.host.disk_reserve.shutil.disk_usage", lambda _: disk)
+    monkeypatch.setattr(disk_reserve, "_LARGEST", 1 << 20)
+    reserve, file = DiskReserve(tmp_path), tmp_path / "reserve"
+    for free, allocated in (
+        (10 << 30, True),
+        (1 << 20, True),
+        (100 << 10, False),
+        # What it gave back is no reason to take it again.
+        (1 << 20, False),
+        (10 << 30, True),
+    ):
+        disk.free = free
+        reserve.adjust()
+        assert reserve.allocated is allocated, free
+        if allocated:
+            assert file.stat().st_blocks * 512 >= 1 << 20
+            assert file.stat().st_mode & 0o777 == 0o600
+
+
+# Memory pressure
+
+
+@pytest.mark.parametrize(
+    ("pressure", "stalled"),
+    [
+        (
+            "some avg10=31.50 avg60=1.00 avg300=0.00 total=5\nfull avg10=90.00 avg60=0 avg300=0 total=0\n",
+            31.5,
+        ),
+        ("full avg10=90.00\n", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_pressure_is_read_from_the_kernel(pressure: str, stalled: float) -> None:
+    assert memory._stalled(pressure) == stalled
+
+
+def test_memory_is_short_below_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_stalled", lambda _: 0.0)
+    monkeypatch.setattr(memory, "available", lambda: memory._SHORT - 1)
+    assert memory.is_short()
+    monkeypatch.setattr(memory, "available", lambda: memory._SHORT)
+    assert not memory.is_short()
+    monkeypatch.setattr(memory, "_stalled", lambda _: memory._STALLED)
+    assert memory.is_short() == Path("/proc/pressure/memory").exists()
+
+
+# I/O limits
+
+
+def test_the_io_of_a_vm_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "disk_of", lambda _: "8:0")
+    root = tmp_path / "cgroup"
+    settings = Settings(data=tmp_path / "data", vm_io_mib=100)
+    base = root / f"stead-{settings.instance}"
+    groups = ControlGroups(settings, Hierarchy(2, ("memory", "pids", "cpu")), root)
+    groups.prepare("vm", Size(1, 512, 20))
+    assert (base / "vm" / "io.max").read_text() == "8:0 rbps=104857600 wbps=104857600"
+    assert (base / "vm" / "memory.max").exists()
+    unlimited = ControlGroups(settings.replace(vm_io_mib=0), Hierarchy(2, ("memory",)), root)
+    unlimited.prepare("other", Size(1, 512, 20))
+    assert not (base / "other" / "io.max").exists()
+
+
+def test_io_limits_are_of_whole_disks(tmp_path: Path) -> None:
+    device = tmp_path.stat().st_dev
+    disk = tmp_path / "devices" / "sda"
+    partition = disk / "sda1"
+    partition.mkdir(parents=True)
+    for folder, number in ((disk, "8:0"), (partition, "8:1")):
+        (folder / "dev").write_text(f"{number}\n")
+    (partition / "partition").write_text("1\n")
+    known = tmp_path / "known"
+    known.mkdir()
+    (known / f"{os.major(device)}:{os.minor(device)}").symlink_to(partition)
+    assert cgroups.disk_of(tmp_path, known) == "8:0"
+    assert cgroups.disk_of(tmp_path, tmp_path / "none") is None
