@@ -37,13 +37,14 @@ _LEFT = re.compile(r".*\.lock|\.?tmp[_-].*|fast_import_crash_.*|packed-refs\.new
 # kill -9
 
 
-def _gits(uid: int) -> set[int]:
-    """Running processes of the git user, without zombies."""
+def _gits(uids: range) -> set[int]:
+    """Running processes of the git users, without zombies."""
     found = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
             text = status.read_text()
-            if f"\nUid:\t{uid}\t" in text and "\nState:\tZ" not in text:
+            user = int(text.partition("\nUid:\t")[2].split()[0])
+            if user in uids and "\nState:\tZ" not in text:
                 found.add(int(status.parent.name))
     return found
 
@@ -352,11 +353,11 @@ async def _survive(server: Server, work: Work, moment: Callable[[], bool]) -> No
                 await asyncio.sleep(0.001)
     finally:
         await server.kill()
-        orphans = _gits(server.settings.git_uid)
+        orphans = _gits(server.settings.git_uids)
         await asyncio.gather(*working)
     await server.start()
 
-    await until(lambda: not orphans & _gits(server.settings.git_uid), 60)
+    await until(lambda: not orphans & _gits(server.settings.git_uids), 60)
     for worker in work.workers:
         await worker.check(server)
     await server.check_whole()

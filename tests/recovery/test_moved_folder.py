@@ -51,7 +51,7 @@ async def test_vms_and_repositories_of_a_moved_data_folder_work(settings: Settin
         _back_up_and_restore(old.data, new.data)
         await network.remove(old)  # an installation with VMs keeps it
         (old.runtime / old.instance).rmdir()
-        assert old.git_uid != new.git_uid
+        assert old.git_uids != new.git_uids
         async with open_installation(new) as installation:
             moved = await installation.machines.get(machine.id)
             assert await sh(moved, "cat /root/note") == "kept"

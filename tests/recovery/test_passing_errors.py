@@ -20,7 +20,7 @@ from stead.host.image import BaseImage
 from stead.host.local import LocalHost
 from stead.host.memory_delta import Delta
 from stead.host.network import Network
-from stead.host.qemu import Command, Memory, QemuPlatform, Saved, is_announced
+from stead.host.qemu import Command, Memory, OpenLayer, QemuPlatform, Saved, is_announced
 from stead.host.templates import LocalTemplate, TemplateInputs
 from stead.machines import Machines
 from stead.machines.layers import LayerMissing
@@ -314,11 +314,9 @@ async def test_memory_saved_by_an_older_version_is_restored_with_the_same_nics(
     async def arguments() -> str:
         state = await on_disk.host.checkpoints.read("saved", SIZE)
         state.close()
-        memory, saved, folder = Memory("own"), Saved(3), on_disk.data
+        memory, saved, layers = Memory("own"), Saved(3), (OpenLayer("a", "qcow2", 7, 8),)
         taps = {"data_tap": 4, "management_tap": 5, "qmp": 6}
-        command = Command(
-            state.platform, "vm", SIZE, memory, (folder / "a.qcow2",), folder, 1, **taps, wake=saved
-        )
+        command = Command(state.platform, "vm", SIZE, memory, layers, **taps, wake=saved)
         line = "\0".join(command.arguments())
         assert is_announced(line.encode()) == state.platform.announced
         return line

@@ -53,6 +53,7 @@ from support.crash_driver import Report
 from support.installations import (
     another_installation,
     delete_all,
+    disk_files,
     leftovers,
     local_host,
     local_template,
@@ -123,10 +124,10 @@ async def _writes_its_own_disk(machines: Machines, row: MachineRow) -> None:
     live = inside(machines).processes.get(row.id)
     assert live is not None and row.top is not None
     assert await live.vm.written_layer() == row.top
-    record, host = record_of(row), local_host(machines)
+    record = record_of(row)
     disks = inside(machines).disks
     async with disks.opened(record, row.top, disks.template_of(record)) as disk:
-        layers = host.disk_files(row.id, disk)
+        layers = disk_files(machines, row.id, disk)
         opened = [each.readlink() for each in Path(f"/proc/{row.pid}/fd").iterdir()]
         assert {path for path in opened if path.suffix in (".qcow2", ".raw")} == set(layers)
 

@@ -28,6 +28,7 @@ from stead.host.interface import (
     WireGuardTunnel,
     narrowed,
 )
+from stead.limits import HostResources
 from stead.processes import ProcessId
 from stead.settings import Size
 from support.fake_world import FakeState, FakeTemplate, Layer, Process, World
@@ -139,6 +140,10 @@ class FakeHost:
     def slots(self) -> range:
         return self.world.slots
 
+    @property
+    def resources(self) -> HostResources:
+        return self.world.resources
+
     async def platform(self) -> "FakePlatform":
         return FakePlatform()
 
@@ -151,6 +156,9 @@ class FakeHost:
     def check_memory(self, wanted: int) -> None:
         if wanted > self.world.free_memory:
             raise CapacityExceeded("not enough memory")
+
+    def memory_is_short(self) -> bool:
+        return self.world.memory_short
 
     def has_disk_room(self) -> bool:
         return not self.world.full
@@ -400,9 +408,9 @@ class FakeDisks:
                 self._world.violations.append(f"layer {layer} of VM {vm_slot.machine} made twice")
             folder[layer] = Layer(layer, size_gib)
 
-    async def grow_layer(self, machine: str, layer: str, size_gib: int) -> None:
+    async def grow_layer(self, vm_slot: VmSlot, layer: str, size_gib: int) -> None:
         with self._host.call("disks.grow_layer"):
-            self._world.folders[machine][layer].size_gib = size_gib
+            self._world.folders[vm_slot.machine][layer].size_gib = size_gib
 
     def has_layer(self, machine: str, layer: str) -> bool:
         with self._host.call("disks.has_layer"):
@@ -413,6 +421,9 @@ class FakeDisks:
             if any(process.layers[0].name == layer for process in self._world.alive(machine)):
                 self._world.violations.append(f"layer {layer} removed while VM {machine} writes it")
             self._world.folders.get(machine, {}).pop(layer, None)
+
+    def allocated(self, machine: str) -> int:
+        return sum(1 + len(layer.data) for layer in self._world.folders.get(machine, {}).values())
 
     async def sync_layer(self, machine: str, layer: str) -> None:
         with self._host.call("disks.sync_layer"):

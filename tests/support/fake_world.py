@@ -19,6 +19,7 @@ from typing import Any
 
 from stead.errors import HostError
 from stead.host.interface import Disk, PrivateNetwork, VmSlot, WireGuardTunnel
+from stead.limits import HostResources
 from stead.processes import ProcessId
 from stead.settings import Size
 from support.fake_sessions import FakeSessions
@@ -124,7 +125,9 @@ class World:
         self.on_ssh: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None
         """Answers the agents' call about SSH, by VM."""
         self.slots = range(1000)
+        self.resources = HostResources(cpus=16, memory_mib=1 << 20, disk_gib=1 << 16)
         self.free_memory = 1 << 40
+        self.memory_short = False
         self.free_disk = 1 << 40
         self.full_at: int | None = None
         """Files and VMs at which the disk is full."""

@@ -17,6 +17,7 @@ from stead.machines.templates import Templates
 from stead.processes import ProcessId
 from stead.settings import Size
 from stead.store.database import open_database
+from stead.store.layers import LayerStore
 from stead.store.machines import MachineStore
 from support.databases import put_database
 
@@ -200,10 +201,14 @@ async def test_a_limit_is_checked_before_a_template_is_built(
     async def find(_: Size) -> None:
         return None
 
+    async def remove_unused(_: object) -> list[str]:
+        return []
+
     nothing: Any = None
-    host = SimpleNamespace(templates=SimpleNamespace(find=find, ensure=ensure))
+    host = SimpleNamespace(templates=SimpleNamespace(find=find, ensure=ensure, remove_unused=remove_unused))
     engine: Any = SimpleNamespace(host=host, quotas=quotas_of(store, vcpus=1))
-    templates = Templates(engine, pool=nothing, layer_rows=nothing, default_size=Size())
+    rows = LayerStore(store.database)
+    templates = Templates(engine, pool=nothing, layer_rows=rows, default_size=Size())
     with pytest.raises(LimitExceeded):
         await templates.ensure(SIZE, account=ALICE)
     assert not built

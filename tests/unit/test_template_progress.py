@@ -42,11 +42,25 @@ class SlowTemplates:
         report(Progress("ready", "", 1.0, "template"))
         return SimpleNamespace(id="template", size=size)
 
+    async def remove_unused(self, used: object) -> list[str]:
+        return []
+
+
+class NoRows:
+    """No VM and no snapshot refers to a template."""
+
+    async def templates(self) -> set[str]:
+        return set()
+
+    async def templates_of(self, account: str) -> set[str]:
+        return set()
+
 
 def templates_of(host: SlowTemplates) -> Templates:
     nothing: Any = None
+    rows: Any = NoRows()
     engine: Any = SimpleNamespace(host=SimpleNamespace(templates=host), quotas=Quotas(nothing))
-    return Templates(engine, pool=nothing, layer_rows=nothing, default_size=Size())
+    return Templates(engine, pool=nothing, layer_rows=rows, default_size=Size())
 
 
 async def count_of(reported: Sequence[object], number: int) -> None:

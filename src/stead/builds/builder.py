@@ -42,6 +42,7 @@ from stead.machines.templates import TemplateLines
 from stead.names import check_name
 from stead.repos.transfer.bundles import Bundles
 from stead.settings import Size
+from stead.shares import KeyedLimit
 from stead.store.builds import BuildStore
 from stead.tasks import SingleFlight, TaskSet, finished, or_undo
 
@@ -111,13 +112,16 @@ class Builder:
         logbook: Logbook,
         bundles: Bundles,
         *,
+        places: KeyedLimit | None = None,
         budget: float = BUDGET,
         linger: float = LINGER,
     ) -> None:
+        """`places` bounds the set-ups in progress, by account; default: no bound."""
         self._machines = machines
         self._logbook = logbook
         self.records = Records(store, logbook)
         self._bundles = bundles
+        self._places = places or KeyedLimit()
         self._budget = budget
         self._layers: SingleFlight[SnapshotInfo] = SingleFlight(linger)
         self._unshared = itertools.count()
@@ -380,7 +384,15 @@ class Builder:
 
     @contextlib.asynccontextmanager
     async def _attempt(self, part: Part) -> "AsyncIterator[_Attempt]":
-        """Limit the time of a set-up; delete its VM at the end unless the attempt gave it away."""
+        """Wait for a place, then limit the time of a set-up.
+
+        Its VM is deleted at the end unless the attempt gave it away.
+        """
+        async with self._places.hold(part.record.account), self._bounded_attempt(part) as attempt:
+            yield attempt
+
+    @contextlib.asynccontextmanager
+    async def _bounded_attempt(self, part: Part) -> "AsyncIterator[_Attempt]":
         attempt = _Attempt()
         try:
             try:

@@ -12,6 +12,7 @@ from stead.creation.results import BuiltSnapshot, CreatedVm, RequestFailure
 from stead.errors import InvalidRequest, ServerStopping
 from stead.logs import get_logger
 from stead.machines.records import new_id
+from stead.shares import KeyedLimit
 from stead.store.requests import RequestRow, RequestStore
 from stead.tasks import TaskSet, cancel_and_wait
 
@@ -57,8 +58,10 @@ def new_request_id() -> str:
 
 
 class BackgroundRequests:
-    def __init__(self, store: RequestStore) -> None:
+    def __init__(self, store: RequestStore, places: KeyedLimit | None = None) -> None:
+        """`places` bounds the requests in progress, by account; default: no bound."""
         self._store = store
+        self._places = places or KeyedLimit()
         self._tasks = TaskSet()
         self._running: dict[str, _Running] = {}
 
@@ -66,7 +69,13 @@ class BackgroundRequests:
         self, account: str, request_id: str, after: float, work: Coroutine[Any, Any, R], failed: Failed
     ) -> R | None:
         """The result if it comes within `after` seconds; otherwise None, and `get` has it later."""
+        try:
+            release = await self._places.acquire(account)
+        except BaseException:
+            work.close()
+            raise
         task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: release())
         try:
             done, _ = await asyncio.wait({task}, timeout=after)
             if done:
@@ -99,6 +108,10 @@ class BackgroundRequests:
 
     async def _finish(self, request_id: str, result: Result) -> None:
         await self._store.finish(request_id, _stored.dump_json(result).decode())
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request continues without its call."""
+        return request_id in self._running
 
     async def get(self, account: str, request_id: str) -> BackgroundRequest | None:
         """A request of this account; without a result while it runs."""

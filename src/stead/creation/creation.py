@@ -2,7 +2,8 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
 
 from stead.builds.builder import Builder, SnapshotOrder
 from stead.builds.git_access import GitAccess
@@ -11,12 +12,14 @@ from stead.creation.results import BuiltSnapshot, CreatedVm
 from stead.domains.domains import Domains, Target
 from stead.errors import MachineNotFound
 from stead.logbook import Logbook
-from stead.machines import Machines, Properties, State
+from stead.machines import Machine, Machines, Properties, State
 from stead.machines.nics import NicRequest
+from stead.machines.persistence import Persistence
 from stead.machines.unchanged import Unchanged
 from stead.networks.networks import Networks
 from stead.settings import Settings
-from stead.tasks import KeyedLimit, finished
+from stead.shares import KeyedLimit, share_of
+from stead.tasks import finished
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ class Creation:
     networks: Networks
     git_access: GitAccess
     logbook: Logbook
-    limit: KeyedLimit
-    """Back-pressure: creations of VMs and snapshots in progress."""
+    places: KeyedLimit = field(default_factory=KeyedLimit)
+    """Creates and forks in progress, by account. The builder counts what it builds by itself."""
 
     async def create(self, order: VmOrder) -> CreatedVm:
         """Create a running VM with its NIC, its Git access and its domains.
@@ -70,7 +73,11 @@ class Creation:
         plan, idle = order.plan, order.plan.idle_timeout
         idle = self.settings.idle_timeout if isinstance(idle, Unchanged) else idle
         properties = replace(order.properties, idle_timeout=idle, workdir=plan.workdir)
-        async with self.limit.hold(), contextlib.AsyncExitStack() as undo:
+        # A build takes minutes: it has places of its own, and none of those of plain creates.
+        place: AbstractAsyncContextManager[None] = (
+            contextlib.nullcontext() if plan.is_built else self.places.hold(order.account)
+        )
+        async with place, contextlib.AsyncExitStack() as undo:
             if plan.is_built:
                 warnings = (*order.warnings, *plan.warnings)
                 machine = await self.builder.create_machine(plan, properties, order.nic, warnings)
@@ -120,8 +127,24 @@ class Creation:
 
     async def create_snapshot(self, order: SnapshotOrder) -> BuiltSnapshot:
         """The snapshot of a spec; a cancelled create leaves what was built, for the next request."""
-        async with self.limit.hold():
-            return BuiltSnapshot((await self.builder.ensure_snapshot(order)).id)
+        return BuiltSnapshot((await self.builder.ensure_snapshot(order)).id)
+
+    async def fork(
+        self,
+        account: str,
+        machine_id: str,
+        count: int,
+        *,
+        persistence: Persistence | None = None,
+        name: str | None = None,
+        request: str | None = None,
+    ) -> list[Machine]:
+        """Fork a VM. Each child takes a place like a create, as far as the account's share has them."""
+        wanted = min(max(1, count), share_of(self.settings.max_creations))
+        async with self.places.hold(account, amount=wanted):
+            return await self.machines.fork(
+                machine_id, count, persistence=persistence, name=name, request=request
+            )
 
     # What exists
 

@@ -5,18 +5,17 @@ import re
 import secrets
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from stead.errors import InvalidRequest
 from stead.identity.credentials import CredentialKind, digest, hint, new_secret
 from stead.identity.errors import AccountExists, AccountNotEmpty, AccountNotFound, KeyNotFound
-from stead.limits import UNLIMITED, Limits
+from stead.limits import LIMIT_NAMES, UNLIMITED, Limits
 from stead.names import check_name
 from stead.store.accounts import AccountRow, AccountStore, KeyRow, KeyStore
 from stead.store.database import Database
 
 DEFAULT_ACCOUNT = "default"
-LIMIT_NAMES = tuple(field.name for field in fields(Limits))
 MIN_PREFIX = 4
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}")
 
@@ -56,6 +55,11 @@ class Accounts:
         self._store = AccountStore(database)
         self._keys = KeyStore(database)
         self._defaults = defaults
+
+    @property
+    def defaults(self) -> Limits:
+        """The limits of accounts that have none of their own."""
+        return self._defaults
 
     async def create(self, name: str, limits: Mapping[str, int | None] | None = None) -> Account:
         """Create an account; `limits` override the installation's."""
@@ -124,6 +128,9 @@ class Accounts:
         """Valid keys of one account or of all, oldest first; with `revoked`, revoked ones too."""
         rows = await self._keys.list(account_id)
         return [_key_info(row) for row in rows if revoked or row.revoked_at is None]
+
+    async def is_valid_key(self, secret: str) -> bool:
+        return await self._keys.find_valid(digest(secret)) is not None
 
     async def revoke_key(self, key: str) -> KeyInfo:
         """Revoke a key, by id or unique id prefix; the next call with it is refused."""

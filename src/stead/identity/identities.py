@@ -1,5 +1,6 @@
 """Identities: restricted callers that may use only the VMs and repositories granted to them."""
 
+import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,6 +18,7 @@ from stead.identity.errors import (
     TokenNotFound,
     UserNotAllowed,
 )
+from stead.limits import LimitExceeded, LimitName, Limits
 from stead.names import check_name
 from stead.store.database import Database
 from stead.store.identities import (
@@ -34,6 +36,7 @@ MAX_ALLOWED_USERS = 1000
 _MAX_USER_NAME = 256
 T = TypeVar("T")
 
+LimitsOf = Callable[[str], Awaitable[Limits]]
 Owns = Callable[[str, str], Awaitable[bool]]
 """Whether an account owns a VM: `await owns(account, machine)`."""
 
@@ -99,7 +102,10 @@ class Page(Generic[T]):
 class Identities:
     """All identities of one installation. An account sees only its own; others are `IdentityNotFound`."""
 
-    def __init__(self, database: Database, owns: Owns) -> None:
+    def __init__(self, database: Database, owns: Owns, limits_of: LimitsOf | None = None) -> None:
+        """Without `limits_of`, accounts have no limits."""
+        self._limits_of = limits_of
+        self._counting = asyncio.Lock()
         self._store = IdentityStore(database)
         self._tokens = TokenStore(database)
         self._permissions = PermissionStore(database)
@@ -122,7 +128,12 @@ class Identities:
         check_name(name)
         own_id = identity_id or str(uuid.uuid4())
         row = IdentityRow(own_id, account, managed, name=name, machine=machine, repo=repo)
-        added = await self._store.add(row)
+        async with self._counting:
+            # Stead's own are as many as VMs and repositories.
+            if not managed and self._limits_of is not None:
+                most = (await self._limits_of(account)).identities
+                _check(LimitName.IDENTITIES, most, await self._store.count(account))
+            added = await self._store.add(row)
         if added is None:
             if repo is not None:
                 raise InvalidRequest(f"repository {repo} was deleted")
@@ -157,9 +168,13 @@ class Identities:
 
     async def create_token(self, account: str, identity: str) -> tuple[TokenInfo, str]:
         """Create a token. Returns its secret too, which is not stored and cannot be read later."""
-        await self.get(account, identity)
+        of = await self.get(account, identity)
         secret = new_secret(CredentialKind.TOKEN)
-        added = await self._tokens.add(TokenRow(str(uuid.uuid4()), identity, digest(secret)))
+        async with self._counting:
+            if not of.managed and self._limits_of is not None:
+                most = (await self._limits_of(account)).tokens
+                _check(LimitName.TOKENS, most, await self._tokens.count(account))
+            added = await self._tokens.add(TokenRow(str(uuid.uuid4()), identity, digest(secret)))
         if added is None:
             raise IdentityNotFound(identity)
         return _token_info(added), secret
@@ -253,6 +268,11 @@ class Identities:
     async def _check_owned(self, account: str, machine: str) -> None:
         if not await self._owns(account, machine):
             raise MachineNotFound(machine)
+
+
+def _check(name: LimitName, most: int | None, current: int) -> None:
+    if most is not None and current >= most:
+        raise LimitExceeded(name, most, current, 1)
 
 
 def _encode(users: Sequence[str] | None) -> str | None:

@@ -105,7 +105,7 @@ class CreateOperation:
         why = f"recreated for {why}"
         source = record.properties.snapshot
         if source is None:
-            template = await self.templates.ensure(record.size)
+            template = await self.templates.ensure(record.size, account=record.account, admitted=True)
             record = await self.engine.journal.recreate(record, template.id, None)
             return await self._finish_locked(record, self._restore(record, template), why, forget=False)
         async with self.snapshots.source(source) as snapshot:

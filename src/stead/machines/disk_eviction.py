@@ -1,19 +1,24 @@
 """Capacity of the host: admission check, and eviction of sticky VMs and snapshots."""
 
+import asyncio
 import contextlib
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import KW_ONLY, dataclass, field
 
-from stead.errors import CapacityExceeded, SnapshotNotFound, WrongSnapshotState
+from stead.errors import CapacityExceeded, DiskSpaceExceeded, SnapshotNotFound, WrongSnapshotState
 from stead.logs import get_logger
 from stead.machines.deletion import DeleteOperation
+from stead.machines.disk_usage import DiskUsage
 from stead.machines.engine import Engine
-from stead.machines.persistence import Evictable, Sticky, eviction_order, sticky
+from stead.machines.persistence import Evictable, EvictionScope, Sticky, eviction_order, sticky
 from stead.machines.records import Record
 from stead.machines.snapshots import Snapshots
 from stead.machines.states import State, Stopped, Suspended
 from stead.tasks import finished
 
 log = get_logger("stead.disk_eviction")
+
+Check = Callable[[], Awaitable[None]]
 
 
 @dataclass(eq=False)
@@ -24,11 +29,21 @@ class DiskEviction:
     _: KW_ONLY
     deletion: DeleteOperation
     snapshots: Snapshots
+    usage: DiskUsage
+    _evicting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
-    async def ensure_free(self, keeping: str | None = None) -> None:
-        """Free disk space for one more VM; CapacityExceeded when eviction is not enough.
+    async def ensure_free(
+        self,
+        account: str | None,
+        scope: EvictionScope,
+        *,
+        keeping: str | None = None,
+        check: Check | None = None,
+    ) -> None:
+        """Free disk space for one more VM of an account; CapacityExceeded when eviction is not enough.
 
-        `keeping` is never evicted. Deadlock: never call this with a VM's lock, it takes those of others.
+        `keeping` is never evicted. Before anything is, `check` raises if the request would be refused anyway.
+        Deadlock: never call this with a VM's lock, it takes those of others.
         """
         host = self.engine.host
         try:
@@ -37,25 +52,53 @@ class DiskEviction:
         except CapacityExceeded:
             if host.has_disk_room():
                 raise
-        for candidate in eviction_order(await self._evictable()):
-            if candidate.id == keeping:
-                continue
-            log.warning("evicted to free disk space", id=candidate.id, priority=candidate.priority)
+        if check is not None:
+            await check()
+        async with self._evicting:
+            await self._evict(account, scope, keeping)
+        try:
+            host.check_capacity()
+        except DiskSpaceExceeded as error:
+            raise DiskSpaceExceeded(f"{error}: delete VMs or snapshots") from error
+
+    async def _evict(self, account: str | None, scope: EvictionScope, keeping: str | None) -> None:
+        """Delete one thing after the other until there is room, or nothing is left that may be deleted."""
+        tried = {keeping}
+        while not self.engine.host.has_disk_room():
+            candidate = await self._next(account, scope, tried)
+            if candidate is None:
+                return
+            tried.add(candidate.id)
+            log.warning(
+                "evicted to free disk space",
+                id=candidate.id,
+                account=candidate.account,
+                priority=candidate.priority,
+                requested_by=account,
+            )
             with contextlib.suppress(SnapshotNotFound, WrongSnapshotState):
                 await candidate.delete(candidate.id)
             await self.engine.layers.collect()
-            if host.has_disk_room():
-                break
-        host.check_capacity()
+
+    async def _next(
+        self, account: str | None, scope: EvictionScope, tried: Collection[str | None]
+    ) -> Evictable | None:
+        if scope is EvictionScope.NOTHING:
+            return None
+        candidates = [each for each in await self._evictable() if each.id not in tried]
+        # An account falls below its share while its things are evicted, so it is measured each time.
+        only_own = scope is EvictionScope.OWN or any(each.account == account for each in candidates)
+        usage = {} if only_own else await self.usage.by_account()
+        return next(iter(eviction_order(candidates, account, scope, usage)), None)
 
     async def _evictable(self) -> list[Evictable]:
         machines = [
-            Evictable(record.id, priority, record.active_at, self._delete_machine)
+            Evictable(record.id, priority, record.active_at, self._delete_machine, record.account)
             for record in await self.engine.journal.list(State.STOPPED, State.SUSPENDED)
             if (priority := _evictable(record)) is not None
         ]
         snapshots = [
-            Evictable(row.id, sticky(row.priority).priority, row.used_at, self.snapshots.delete)
+            Evictable(row.id, sticky(row.priority).priority, row.used_at, self.snapshots.delete, row.account)
             for row in await self.snapshots.sticky()
         ]
         return machines + snapshots

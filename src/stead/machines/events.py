@@ -6,7 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from stead.machines.records import Record
 from stead.processes import ProcessId
@@ -35,6 +35,15 @@ class EventKind(StrEnum):
 FAILURES = frozenset({EventKind.CRASHED, EventKind.START_FAILED, EventKind.LOST})
 
 
+class Origin(Enum):
+    """Who a VM is woken or started for."""
+
+    OWNER = "owner"
+    """A caller with a credential for the VM."""
+    STRANGER = "stranger"
+    """Anyone who can send it a request or a packet: nothing may be deleted for it."""
+
+
 class Use(StrEnum):
     """What a VM is needed for; the log line of a wake or start names it."""
 
@@ -52,6 +61,11 @@ class Use(StrEnum):
     STOP = "stop request"
     FORK = "fork"
     RESIZE = "resize"
+
+    @property
+    def origin(self) -> Origin:
+        # The gateway of SSH checks a token before it wakes a VM.
+        return Origin.STRANGER if self in (Use.DOMAIN, Use.NETWORK) else Origin.OWNER
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from stead.machines.engine import Engine
 from stead.machines.events import Use
 from stead.machines.locks import wrong_state
 from stead.machines.nics import NicRequest
-from stead.machines.persistence import Persistence
+from stead.machines.persistence import EvictionScope, Persistence
 from stead.machines.pool import Pool
 from stead.machines.records import Record
 from stead.machines.start import StartOperation
@@ -56,10 +56,12 @@ class ForkOperation:
             raise InvalidRequest(f"cannot fork {count} VMs: must be 1 to {MAX_FORKS}")
         names = _names(name, count)
         # Before anything is woken or evicted for it; a NIC does not change.
-        own = (await self.engine.journal.find(machine_id)).properties
+        record = await self.engine.journal.find(machine_id)
+        own = record.properties
         if own.nic is not None and own.fixed_address:
             raise ForkUnsupported(machine_id, str(own.nic.address))
-        await self.eviction.ensure_free(keeping=machine_id)
+        await self.engine.quotas.check(record.account, record.size, count)
+        await self.eviction.ensure_free(record.account, EvictionScope.ABOVE_SHARE, keeping=machine_id)
         return await self.engine.tasks.run(self._fork(machine_id, names, persistence, request))
 
     async def _fork(

@@ -1,16 +1,26 @@
 """Idle timeouts: suspends VMs without network traffic and records when each had its last."""
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.machines.engine import Engine
+from stead.machines.persistence import ends_with, from_columns
 from stead.machines.suspend import SuspendOperation
+from stead.store.machines import MachineRow
+from stead.supervision import repeat
 from stead.tasks import TaskSet
 
 log = get_logger("stead.idle")
+
+_SHORTEST_REST = 10.0
+"""Seconds without activity before a VM is suspended for memory."""
+_AT_ONCE = 2
+"""VMs that one check suspends for memory: saving takes memory and disk bandwidth itself."""
+_SHORT_OF_MEMORY = "idle, and the host is short of memory"
 
 
 @dataclass
@@ -35,8 +45,44 @@ class Activity:
         return now - self.active_at
 
 
+@dataclass(frozen=True)
+class RestingVm:
+    """A running VM that is suspended when it is idle, without a call in progress."""
+
+    id: str
+    account: str | None
+    memory_mib: int
+    seconds: float
+    """Since it was last active."""
+
+
+def suspended_first(
+    resting: Sequence[RestingVm], running: Mapping[str | None, int], count: int
+) -> list[RestingVm]:
+    """Which VMs to suspend when memory is short; `running` has the memory of running VMs by account.
+
+    Those of accounts above an equal share come first, from the account with the most, then those that have
+    rested longest. A VM that was active moments ago is left alone: its client would wake it at once.
+    """
+    share = sum(running.values()) / len(running) if running else 0.0
+
+    def order(each: RestingVm) -> tuple[bool, int, float]:
+        has = running.get(each.account, 0)
+        above = has > share
+        return not above, -has if above else 0, -each.seconds
+
+    return sorted((each for each in resting if each.seconds >= _SHORTEST_REST), key=order)[:count]
+
+
+def _deleted_by_suspend(row: MachineRow) -> bool:
+    return ends_with(from_columns(row.persistence, row.priority, row.delete_event), suspended=True)
+
+
 class IdleWatch:
-    """Checks all VMs every `interval` seconds, records their traffic and suspends the idle ones."""
+    """Checks all VMs every `interval` seconds, records their traffic and suspends the idle ones.
+
+    When the host is short of memory, VMs are suspended before their time-out, a few with each check.
+    """
 
     def __init__(self, engine: Engine, *, suspend: SuspendOperation, interval: float) -> None:
         self._engine = engine
@@ -44,22 +90,22 @@ class IdleWatch:
         self._interval = interval
         self._activities: dict[str, Activity] = {}
         self._counters: Mapping[int, int] = {}
+        self._resting: list[RestingVm] = []
+        self._running: Counter[str | None] = Counter()
         self._tasks = TaskSet()
 
     def start(self) -> None:
-        self._tasks.start(self._run(), "idle check")
+        self._tasks.start(repeat("idle check", self._check, self._interval), "idle check")
 
     async def close(self) -> None:
         await self._tasks.close()
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval)
-            try:
-                for machine_id in await self.find_idle():
-                    self._tasks.start(self._suspend_idle(machine_id), f"idle suspend of VM {machine_id}")
-            except (SteadError, OSError) as error:
-                log.warning("idle check failed", error=str(error))
+    async def _check(self) -> None:
+        for machine_id in await self.find_idle():
+            self._tasks.start(self._suspend_idle(machine_id), f"idle suspend of VM {machine_id}")
+        for machine_id in self.find_expendable():
+            work = self._suspend_idle(machine_id, _SHORT_OF_MEMORY)
+            self._tasks.start(work, f"suspend of VM {machine_id} for memory")
 
     async def find_idle(self) -> list[str]:
         """Read the traffic counters; returns the VMs whose idle timeout has passed."""
@@ -68,6 +114,8 @@ class IdleWatch:
         before, self._counters = self._counters, counters
         idle = []
         with_traffic = []
+        self._resting = []
+        self._running = Counter()
         seen: dict[str, Activity] = {}
         for row in await self._engine.journal.rows():
             count, previous = counters.get(row.slot, 0), before.get(row.slot, 0)
@@ -83,15 +131,26 @@ class IdleWatch:
                 now, count, row.activity_threshold, busy=live.leases > 0, last_call=live.last_used
             )
             seen[row.id] = activity
-            if row.idle_timeout is not None and resting >= row.idle_timeout:
+            self._running[row.account] += row.memory_mib
+            if row.idle_timeout is None:
+                continue
+            if resting >= row.idle_timeout:
                 idle.append(row.id)
+            elif not live.leases and not _deleted_by_suspend(row):
+                self._resting.append(RestingVm(row.id, row.account, row.memory_mib, resting))
         self._activities = seen
         await self._engine.journal.record_traffic(with_traffic)
         return idle
 
-    async def _suspend_idle(self, machine_id: str) -> None:
+    def find_expendable(self) -> list[str]:
+        """VMs to suspend because memory is short, of those that the last check found resting."""
+        if not self._resting or not self._engine.host.memory_is_short():
+            return []
+        return [each.id for each in suspended_first(self._resting, self._running, _AT_ONCE)]
+
+    async def _suspend_idle(self, machine_id: str, why: str | None = None) -> None:
         try:
-            await self._suspend.suspend_if_idle(machine_id)
+            await self._suspend.suspend_if_idle(machine_id, why)
         except SteadError as error:
             log.warning("idle suspend failed", vm=machine_id, error=str(error))
             # Back-off: wait a whole idle timeout before the next attempt.

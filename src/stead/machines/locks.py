@@ -8,7 +8,7 @@ from stead.errors import WrongState
 from stead.machines.journal import Journal
 from stead.machines.records import Record
 from stead.machines.states import Operation, Verdict, decide
-from stead.tasks import KeyedLock
+from stead.shares import KeyedLock
 
 
 class Locks:

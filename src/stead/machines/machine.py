@@ -78,6 +78,11 @@ class MachineInfo:
         """Whether an account sees and uses it: VMs of builds are not theirs yet."""
         return self.account == account and self.purpose == "use"
 
+    @property
+    def is_deleted(self) -> bool:
+        """Deleted, or about to be: what is left of a VM with `recreate` is for its account alone."""
+        return self.state in {State.DELETING, State.DELETED}
+
 
 _STATES = {state.value: state for state in State}
 

@@ -17,6 +17,7 @@ from stead.machines.capture import CaptureOperation
 from stead.machines.create import CreateOperation
 from stead.machines.deletion import DeleteOperation
 from stead.machines.disk_eviction import DiskEviction
+from stead.machines.disk_usage import DiskUsage
 from stead.machines.ended import UnexpectedEnds
 from stead.machines.engine import open_engine
 from stead.machines.events import OnEvent, Use
@@ -27,9 +28,9 @@ from stead.machines.journal import HIDDEN
 from stead.machines.lifetimes import FOREVER, Lifetime
 from stead.machines.machine import Machine, MachineInfo, machine_info
 from stead.machines.nics import NicRequest, VpcAddresses
-from stead.machines.persistence import PERSISTENT, Persistence, SnapshotPersistence
+from stead.machines.persistence import PERSISTENT, EvictionScope, Persistence, SnapshotPersistence
 from stead.machines.pool import Pool
-from stead.machines.quotas import LimitsOf
+from stead.machines.quotas import HostBounds, LimitsOf
 from stead.machines.records import Properties, record_of
 from stead.machines.recovery import Reconciliation
 from stead.machines.resize import ResizeOperation
@@ -54,6 +55,8 @@ from stead.tasks import finished
 log = get_logger("stead.machines")
 
 _UNLISTED = (*HIDDEN, State.DELETED)
+_LEAST_DISKS = 10
+"""VMs of the default size that even a host with a small disk may promise."""
 
 
 class Machines:
@@ -70,6 +73,7 @@ class Machines:
         self._waking: set[str] = set()
         layer_rows = LayerStore(store.database)
         engine = self._engine = open_engine(host, store, layer_rows)
+        engine.quotas.host = _bounds_of(host, settings)
         bring_up = BringUp(engine)
         capture = CaptureOperation(engine)
         deletion = self._deletion = DeleteOperation(engine)
@@ -77,8 +81,10 @@ class Machines:
         boot = BootOperation(engine, bring_up=bring_up, stop=stop)
         wake = WakeOperation(engine, bring_up=bring_up, boot=boot)
         suspend = self._suspend = SuspendOperation(engine, capture=capture, deletion=deletion)
-        snapshots = self._snapshots = Snapshots(engine, store=SnapshotStore(store.database), capture=capture)
-        eviction = self._eviction = DiskEviction(engine, deletion=deletion, snapshots=snapshots)
+        snapshot_rows = SnapshotStore(store.database)
+        snapshots = self._snapshots = Snapshots(engine, store=snapshot_rows, capture=capture)
+        usage = DiskUsage(host, store, snapshot_rows, layer_rows)
+        eviction = self._eviction = DiskEviction(engine, deletion=deletion, snapshots=snapshots, usage=usage)
         pool = self._pool = Pool(engine, bring_up=bring_up, deletion=deletion, target=settings.pool)
         templates = self._templates = Templates(
             engine, pool=pool, layer_rows=layer_rows, default_size=settings.default_size
@@ -205,7 +211,15 @@ class Machines:
         """
         properties = properties or Properties(idle_timeout=self._settings.idle_timeout)
         properties.check()
-        await self._eviction.ensure_free(keeping=properties.snapshot)
+        wanted = size if properties.snapshot is not None else size or self._settings.default_size
+
+        async def check() -> None:
+            if wanted is not None:
+                await self._engine.quotas.check(properties.account, wanted)
+
+        await self._eviction.ensure_free(
+            properties.account, EvictionScope.ABOVE_SHARE, keeping=properties.snapshot, check=check
+        )
         if properties.snapshot is None:
             record = await self._create.from_template(properties, size, nic, report)
         else:
@@ -238,7 +252,13 @@ class Machines:
         """
         check_name(name)
         lifetime.check(time.time_ns())
-        await self._eviction.ensure_free(keeping=machine_id)
+        account = (await self._engine.journal.find(machine_id)).account
+        await self._eviction.ensure_free(
+            account,
+            EvictionScope.ABOVE_SHARE,
+            keeping=machine_id,
+            check=lambda: self._snapshots.check_limit(account),
+        )
         properties = SnapshotProperties(
             name,
             persistence,
@@ -441,3 +461,13 @@ class Machines:
         if row is None or row.state in HIDDEN:
             raise MachineNotFound(machine_id)
         return row
+
+
+def _bounds_of(host: Host, settings: Settings) -> HostBounds:
+    resources, default = host.resources, settings.default_size
+    disk = int(resources.disk_gib * settings.disk_overcommit)
+    return HostBounds(
+        memory_mib=max(resources.largest_vm_mib, default.memory_mib),
+        disk_gib=max(disk, _LEAST_DISKS * default.disk_gib),
+        explained=f" ({settings.disk_overcommit:g} times its disk, STEAD_DISK_OVERCOMMIT)",
+    )

@@ -1,8 +1,10 @@
 """Retention of VMs and snapshots, and the order of eviction when the disk is full."""
 
 import functools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
 from typing import Any, Literal
 
 from stead.errors import InvalidRequest
@@ -95,6 +97,16 @@ def ends_with(persistence: Persistence, *, suspended: bool) -> bool:
             return False
 
 
+class EvictionScope(Enum):
+    """Whose sticky VMs and snapshots may be deleted to free disk space for a request."""
+
+    NOTHING = "nothing"
+    """It is not the request of a caller of the account."""
+    OWN = "own"
+    ABOVE_SHARE = "above share"
+    """Those of the same account first, then those of accounts that have more than their share of the disk."""
+
+
 @dataclass(frozen=True)
 class Evictable:
     """A sticky snapshot, or a sticky VM that does not run."""
@@ -103,8 +115,32 @@ class Evictable:
     priority: int
     used_at: int
     delete: Callable[[str], Awaitable[None]] = field(compare=False)
+    account: str | None = None
 
 
-def eviction_order(candidates: Iterable[Evictable]) -> list[Evictable]:
-    """Lowest priority first; among equals what was used longest ago."""
-    return sorted(candidates, key=lambda each: (each.priority, each.used_at, each.id))
+def eviction_order(
+    candidates: Iterable[Evictable],
+    account: str | None = None,
+    scope: EvictionScope = EvictionScope.ABOVE_SHARE,
+    usage: Mapping[str | None, int] = MappingProxyType({}),
+) -> list[Evictable]:
+    """What may be deleted for a request of `account`, in this order.
+
+    Its own things: lowest priority first, among equals what was used longest ago. Then those of accounts
+    whose `usage` of disk is above an equal share, from the account that uses most: owners choose priorities,
+    so these cannot decide between accounts.
+    """
+    if scope is EvictionScope.NOTHING:
+        return []
+    share = sum(usage.values()) / len({*usage, account})
+    above = (
+        {each for each, used in usage.items() if used > share} if scope is not EvictionScope.OWN else set()
+    )
+    allowed = [each for each in candidates if each.account == account or each.account in above]
+
+    def order(each: Evictable) -> tuple[bool, int, int, int, str]:
+        other = each.account != account
+        used = usage.get(each.account, 0) if other else 0
+        return other, -used, each.priority, each.used_at, each.id
+
+    return sorted(allowed, key=order)

@@ -1,11 +1,12 @@
-"""Account limits: every check is made under one lock, and what is admitted counts at once."""
+"""Limits of accounts and of the host: checked under one lock, and what is admitted counts at once."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+from stead.errors import CapacityExceeded, DiskSpaceExceeded
 from stead.limits import UNLIMITED, LimitExceeded, LimitName, Limits
 from stead.machines.records import Record
 from stead.machines.states import DOWN, State
@@ -25,10 +26,60 @@ async def _unlimited(_: str) -> Limits:
 class Reservation:
     """What a VM that is being started or resized counts as, whatever its row says meanwhile."""
 
-    account: str
+    account: str | None
     disk_gib: int
     memory_mib: int
     up: bool
+
+
+@dataclass(frozen=True)
+class HostBounds:
+    """What this host can hold, whatever the limits of accounts are."""
+
+    memory_mib: int
+    """Of one VM: more could never be used."""
+    disk_gib: int
+    """Of all VMs, by the sizes of their disks. These are thin, so it is a multiple of the host's disk."""
+    explained: str = ""
+    """Where `disk_gib` comes from."""
+
+    def check_size(self, size: Size) -> None:
+        if size.memory_mib > self.memory_mib:
+            raise CapacityExceeded(
+                f"a VM with {size.memory_mib / 1024:g} GiB of memory does not fit this host:"
+                f" at most {self.memory_mib / 1024:g} GiB"
+            )
+
+    def check_disk(self, reserved_gib: int, more_gib: int) -> None:
+        if reserved_gib + more_gib > self.disk_gib:
+            raise DiskSpaceExceeded(
+                f"cannot reserve {more_gib} GiB of disk: VMs have {reserved_gib} of the {self.disk_gib} GiB"
+                f" that this host may promise{self.explained}; delete VMs, or ask for less"
+            )
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What is about to happen to a VM that has a row."""
+
+    record: Record
+    size: Size
+    check: Callable[[Usage, Limits], None]
+    up: bool
+    larger: bool
+    """Whether it needs more disk than its row counts for."""
+
+
+def _resize(record: Record, size: Size) -> _Change:
+    up = record.state.name not in _NOT_UP
+
+    def check(usage: Usage, limits: Limits) -> None:
+        check_size(size, limits)
+        _check(LimitName.TOTAL_DISK_GIB, limits.total_disk_gib, usage.disk_gib, size.disk_gib)
+        if up:
+            _check_up(usage, size, limits)
+
+    return _Change(record, size, check, up=up, larger=size.disk_gib > record.size.disk_gib)
 
 
 class Quotas:
@@ -39,58 +90,95 @@ class Quotas:
         self._lock = asyncio.Lock()
         self._reserved: dict[str, Reservation] = {}
         self.limits_of: LimitsOf = _unlimited
+        self.host: HostBounds | None = None
 
     @contextlib.asynccontextmanager
     async def admitting(self, account: str | None, size: Size) -> AsyncIterator[None]:
-        """Insert the row of a new VM in this block; LimitExceeded when the account may not have it."""
+        """Insert the row of a new VM in this block.
+
+        LimitExceeded when the account may not have it, CapacityExceeded when the host cannot.
+        """
         async with self._lock:
-            if account is not None:
-                limits = await self.limits_of(account)
-                check_size(size, limits)
-                usage = await self._usage(account)
-                _check_new(usage, size, limits)
-                _check_up(usage, size, limits)
+            await self._check_all(account, size, 1)
             yield
+
+    async def check(self, account: str | None, size: Size, count: int = 1) -> None:
+        """Raise as `admitting` would for so many VMs now: before work is done for them, or anything evicted.
+
+        Nothing is reserved, so it does not wait for others: `admitting` decides.
+        """
+        await self._check_all(account, size, count)
+
+    async def _check_all(self, account: str | None, size: Size, count: int) -> None:
+        if account is not None:
+            limits = await self.limits_of(account)
+            check_size(size, limits)
+            usage = await self._usage(account)
+            _check_new(usage, size, limits, count)
+            _check_up(usage, size, limits, count)
+        if self.host is not None:
+            self.host.check_size(size)
+            self.host.check_disk(self._reserved_disk(), size.disk_gib * count)
+
+    def _reserved_disk(self, without: str | None = None) -> int:
+        """The disks of all VMs apart from one; reservations count in place of their VMs' rows."""
+        reserved = {machine: each.disk_gib for machine, each in self._reserved.items() if machine != without}
+        excluded = [*reserved] if without is None else [*reserved, without]
+        return self._store.reserved_disk(excluding=excluded) + sum(reserved.values())
 
     def starting(self, record: Record, size: Size) -> AbstractAsyncContextManager[None]:
         """Bring a VM up in this block; it counts as up from the beginning."""
+        new = record.state.name is State.DELETED
 
         def check(usage: Usage, limits: Limits) -> None:
-            if record.state.name is State.DELETED:
+            if new:
                 _check_new(usage, size, limits)
             _check_up(usage, size, limits)
 
-        return self._changing(record, size, check, up=True)
+        return self._changing(_Change(record, size, check, up=True, larger=new))
 
     def resizing(self, record: Record, size: Size) -> AbstractAsyncContextManager[None]:
         """Change a VM's size in this block; it counts with the larger of both sizes from the beginning."""
-        up = record.state.name not in _NOT_UP
+        return self._changing(_resize(record, size))
 
-        def check(usage: Usage, limits: Limits) -> None:
-            check_size(size, limits)
-            _check(LimitName.TOTAL_DISK_GIB, limits.total_disk_gib, usage.disk_gib, size.disk_gib)
-            if up:
-                _check_up(usage, size, limits)
-
-        return self._changing(record, size, check, up=up)
+    async def check_resize(self, record: Record, size: Size) -> None:
+        """Raise as `resizing` would now: before a VM is woken for it."""
+        await self._check_change(_resize(record, size))
 
     @contextlib.asynccontextmanager
-    async def _changing(
-        self, record: Record, size: Size, check: Callable[[Usage, Limits], None], *, up: bool
-    ) -> AsyncIterator[None]:
-        account = record.account
-        if account is None:
-            yield
-            return
+    async def _changing(self, change: "_Change") -> AsyncIterator[None]:
+        record, size = change.record, change.size
         async with self._lock:
-            check(await self._usage(account, without=record.id), await self.limits_of(account))
+            await self._check_change(change)
             disk_gib = max(record.size.disk_gib, size.disk_gib)
             memory_mib = max(record.size.memory_mib, size.memory_mib)
-            self._reserved[record.id] = Reservation(account, disk_gib, memory_mib, up)
+            self._reserved[record.id] = Reservation(record.account, disk_gib, memory_mib, change.up)
         try:
             yield
         finally:
             del self._reserved[record.id]
+
+    async def _check_change(self, change: "_Change") -> None:
+        record, size = change.record, change.size
+        if record.account is not None:
+            usage = await self._usage(record.account, without=record.id)
+            change.check(usage, await self.limits_of(record.account))
+        if self.host is not None and size != record.size:
+            self.host.check_size(size)
+        if self.host is not None and change.larger:
+            self.host.check_disk(self._reserved_disk(without=record.id), size.disk_gib)
+
+    async def check_templates(
+        self, account: str | None, templates_of: Callable[[str], Awaitable[Collection[str]]]
+    ) -> None:
+        """LimitExceeded when the account may not have VMs of another size, which needs a template."""
+        if account is not None and (most := (await self.limits_of(account)).templates) is not None:
+            _check(LimitName.TEMPLATES, most, len(await templates_of(account)), 1)
+
+    async def check_snapshot(self, account: str | None, count: Callable[[str], Awaitable[int]]) -> None:
+        """Raise as `keeping` would: before anything is evicted for a snapshot."""
+        async with self.keeping(account, count):
+            pass
 
     @contextlib.asynccontextmanager
     async def keeping(
@@ -128,16 +216,15 @@ def check_size(size: Size, limits: Limits) -> None:
     _check(LimitName.DISK_GIB, limits.disk_gib, 0, size.disk_gib)
 
 
-def _check_new(usage: Usage, size: Size, limits: Limits) -> None:
-    _check(LimitName.VMS, limits.vms, usage.machines, 1)
-    _check(LimitName.TOTAL_DISK_GIB, limits.total_disk_gib, usage.disk_gib, size.disk_gib)
+def _check_new(usage: Usage, size: Size, limits: Limits, count: int = 1) -> None:
+    _check(LimitName.VMS, limits.vms, usage.machines, count)
+    _check(LimitName.TOTAL_DISK_GIB, limits.total_disk_gib, usage.disk_gib, size.disk_gib * count)
 
 
-def _check_up(usage: Usage, size: Size, limits: Limits) -> None:
-    _check(LimitName.RUNNING, limits.running, usage.up, 1)
-    _check(
-        LimitName.TOTAL_MEMORY_GIB, limits.total_memory_gib, usage.memory_mib / 1024, size.memory_mib / 1024
-    )
+def _check_up(usage: Usage, size: Size, limits: Limits, count: int = 1) -> None:
+    _check(LimitName.RUNNING, limits.running, usage.up, count)
+    memory = size.memory_mib / 1024 * count
+    _check(LimitName.TOTAL_MEMORY_GIB, limits.total_memory_gib, usage.memory_mib / 1024, memory)
 
 
 def _check(name: LimitName, limit: int | None, current: float, requested: float) -> None:

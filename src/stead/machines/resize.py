@@ -37,8 +37,10 @@ class ResizeOperation:
 
     async def _resize(self, machine_id: str, changes: dict[str, int]) -> None:
         record = await self.engine.journal.find(machine_id)
-        if _resized(record, changes) == record.size:
+        if (size := _resized(record, changes)) == record.size:
             return
+        # Before it is woken for nothing; checked again when it counts.
+        await self.engine.quotas.check_resize(record, size)
         await self.start.ensure_up(machine_id, Use.RESIZE, Operation.RESIZE)
         async with self.engine.locks.operation(machine_id, Operation.RESIZE) as record:
             size = _resized(record, changes)
@@ -56,7 +58,7 @@ class ResizeOperation:
         top = record.state.top if isinstance(record.state, Stopped) else None
         if top is not None and size.disk_gib > record.size.disk_gib:
             # A crash after this leaves a disk larger than its row says, which is harmless.
-            await self.engine.host.disks.grow_layer(record.id, top, size.disk_gib)
+            await self.engine.host.disks.grow_layer(record.vm_slot, top, size.disk_gib)
         return await self.engine.journal.set_size(record, size)
 
 

@@ -221,6 +221,10 @@ class Snapshots:
             raise WrongSnapshotState(snapshot_id, row.state)
         return row
 
+    async def check_limit(self, account: str | None) -> None:
+        """LimitExceeded if the account may not have another snapshot."""
+        await self._engine.quotas.check_snapshot(account, self._store.count)
+
     async def sticky(self) -> Sequence[SnapshotRow]:
         rows = await self._store.list()
         kept = [row for row in rows if row.deleted_at is None and row.state in USABLE]

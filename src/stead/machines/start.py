@@ -14,7 +14,8 @@ from stead.machines.boot import BootOperation
 from stead.machines.create import CreateOperation
 from stead.machines.disk_eviction import DiskEviction
 from stead.machines.engine import Engine
-from stead.machines.events import Use
+from stead.machines.events import Origin, Use
+from stead.machines.persistence import EvictionScope
 from stead.machines.processes import Boot, Eviction, EvictionKind, RunningVm
 from stead.machines.records import Record, check_idle
 from stead.machines.states import Operation, Stopped, Suspended, Verdict
@@ -156,7 +157,10 @@ class StartOperation:
         )
 
     async def _start(self, machine_id: str, use: Use) -> None:
-        await self.eviction.ensure_free(keeping=machine_id)
+        account = (await self.engine.journal.find(machine_id)).account
+        # What a stranger's request could delete, an attacker would: it may only find the disk full.
+        scope = EvictionScope.OWN if use.origin is Origin.OWNER else EvictionScope.NOTHING
+        await self.eviction.ensure_free(account, scope, keeping=machine_id)
         async with self.engine.locks.unless_done(machine_id, Operation.START) as record:
             if record is not None:
                 async with self.engine.quotas.starting(record, record.size):

@@ -38,14 +38,14 @@ class SuspendOperation:
                 raise wrong_state(record, Operation.SUSPEND)
             await self._save(record, live, None)
 
-    async def suspend_if_idle(self, machine_id: str) -> None:
-        """Suspend an idle VM, unless its guest is in use again."""
+    async def suspend_if_idle(self, machine_id: str, why: str | None = None) -> None:
+        """Suspend an idle VM, unless its guest is in use again; `why` if not for its idle time-out."""
         async with self.engine.locks.hold(machine_id):
             record = await self.engine.journal.get(machine_id)
             live = self.engine.processes.running(machine_id)
             if record is None or not isinstance(record.state, Running) or live is None or live.leases:
                 return
-            await self._save(record, live, f"idle for {record.properties.idle_timeout} s")
+            await self._save(record, live, why or f"idle for {record.properties.idle_timeout} s")
 
     async def _save(self, record: Record, live: RunningVm, why: str | None) -> None:
         """Save a running VM's memory and end its process; a failure leaves it running.

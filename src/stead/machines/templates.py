@@ -1,19 +1,30 @@
 """Templates by size: built once when a size is first used, removed when no VM has needed them for days."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 
-from stead.errors import SteadError
+from stead.deadlines import scaled
+from stead.errors import SteadError, TooBusy
 from stead.host.interface import Progress, Report, Template, TemplateUnreadable
 from stead.logs import get_logger
 from stead.machines.engine import Engine
 from stead.machines.pool import Pool
 from stead.settings import Size
+from stead.shares import KeyedLimit, Release, share_of
 from stead.store.layers import LayerStore
 from stead.tasks import SingleFlight
 
 _ONCE = "(once for each size; 1 to 2 minutes without KVM)"
+_BUILDS = max(2, (os.cpu_count() or 1) // 2)
+"""Templates that are built at the same time: each is a guest that boots."""
+_SHARE = share_of(_BUILDS)
+_WAITING = 16
+"""Callers of an account that wait for a place; more are refused at once."""
+_MAX_WAIT = scaled(600.0)
+_LINGER = 15.0
+"""Seconds that a build continues after its last caller has left."""
 
 log = get_logger("stead.templates")
 
@@ -59,38 +70,75 @@ class TemplateLines:
         self._title = step.title
 
 
+def _busy() -> TooBusy:
+    return TooBusy(
+        f"too many templates are being built: at most {_SHARE} for an account and {_BUILDS} in all;"
+        " try again in 5 s, or use a size that VMs have already"
+    )
+
+
 class Templates:
+    """Builds are bounded, in fair order between accounts, and end when no caller waits for them any more."""
+
     def __init__(self, engine: Engine, *, pool: Pool, layer_rows: LayerStore, default_size: Size) -> None:
         self._engine = engine
         self._pool = pool
         self._layer_rows = layer_rows
         self._default = default_size
-        self._builds: SingleFlight[Template] = SingleFlight()
+        self._builds: SingleFlight[Template] = SingleFlight(_LINGER)
+        self._places = KeyedLimit(_BUILDS, _SHARE, max_waiting=_WAITING, max_wait=_MAX_WAIT, busy=_busy)
         self._progress: dict[Size, _SharedProgress] = {}
 
     async def ensure(
-        self, size: Size | None = None, report: Report = lambda _: None, *, account: str | None = None
+        self,
+        size: Size | None = None,
+        report: Report = lambda _: None,
+        *,
+        account: str | None = None,
+        admitted: bool = False,
     ) -> Template:
         """The template of a size, built single-flight when missing; creates from it are fast.
 
         `report` gets the steps of a build, also of one that another caller has started.
-        LimitExceeded before it is built when the account may not have a VM of this size now.
+        LimitExceeded or CapacityExceeded before it is built when the account may not have a VM of this size
+        now, unless the VM is `admitted` already.
         """
         size = size or self._default
         template = await self._engine.host.templates.find(size)
         if template is None:
-            async with self._engine.quotas.admitting(account, size):
-                pass
-            progress = self._progress.setdefault(size, _SharedProgress())
-            with progress.reported_to(report):
-                template = await self._builds.run(
-                    size, lambda: self._build(size, progress), name=f"template {size}"
-                )
+            if not admitted:
+                await self._engine.quotas.check(account, size)
+                await self._engine.quotas.check_templates(account, self._layer_rows.templates_of)
+            template = await self._built(size, report, account)
         if size == self._default:
             self._pool.keep(template)
         return template
 
-    async def _build(self, size: Size, progress: "_SharedProgress") -> Template:
+    async def _built(self, size: Size, report: Report, account: str | None) -> Template:
+        """Wait for a place, unless the template is being built, then for the build."""
+        release: Release | None = None
+        if not self._builds.running(size):
+            release = self._places.try_acquire(account)
+            if release is None:
+                report(Progress("waiting for other templates", "", None, "template"))
+                release = await self._places.acquire(account)
+        if release is not None and self._builds.running(size):
+            # Another account's build of the same size has begun meanwhile: its place is enough.
+            release()
+        progress = self._progress.setdefault(size, _SharedProgress())
+        with progress.reported_to(report):
+            return await self._builds.run(
+                size, lambda: self._build(size, progress, release), name=f"template {size}"
+            )
+
+    async def _build(self, size: Size, progress: "_SharedProgress", release: Release | None) -> Template:
+        try:
+            return await self._build_in_place(size, progress)
+        finally:
+            if release is not None:
+                release()
+
+    async def _build_in_place(self, size: Size, progress: "_SharedProgress") -> Template:
         started = time.monotonic()
         log.info("building a template", size=str(size))
         progress(Progress("", "", None, "template"))
@@ -103,6 +151,10 @@ class Templates:
             self._progress.pop(size, None)
         seconds = round(time.monotonic() - started, 1)
         log.info("built a template", size=str(size), seconds=seconds)
+        try:
+            await self.remove_unused()
+        except (SteadError, OSError) as error:
+            log.warning("cannot remove unused templates", error=str(error))
         return template
 
     async def fill_pool(self) -> None:

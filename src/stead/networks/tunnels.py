@@ -1,6 +1,5 @@
 """WireGuard sessions: computers outside that join a VPC."""
 
-import asyncio
 import base64
 import contextlib
 import ipaddress
@@ -15,7 +14,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from stead.addresses import TUNNEL_SERVER, TUNNELS, wireguard_link
-from stead.errors import InvalidRequest, SteadError
+from stead.errors import HostError, InvalidRequest, SteadError
 from stead.host.interface import Peer, PrivateNetworkHost, WireGuardTunnel
 from stead.limits import LimitExceeded, LimitName
 from stead.logs import get_logger
@@ -23,12 +22,17 @@ from stead.networks.errors import PeerNotFound, SessionNotFound, VpcNotFound
 from stead.networks.networks import find_row, private_network
 from stead.networks.ranges import lowest_free
 from stead.settings import Settings
+from stead.shares import KeyedLock
 from stead.store.database import Database
 from stead.store.networks import SessionRow, SessionStore, VpcRow, VpcStore
-from stead.tasks import KeyedLock, TaskSet, finished
+from stead.store.sealing import SealingError
+from stead.supervision import repeat
+from stead.tasks import TaskSet, finished
 
 MAX_SESSIONS = 500
 """WireGuard clients of a VPC."""
+MAX_TUNNELS = 20
+"""VPCs of an account that have WireGuard clients: each may need a process of the host."""
 _CHECK = 30.0
 """Seconds between two looks for sessions that have expired."""
 _NEVER = 2**63 - 1
@@ -133,14 +137,14 @@ class Tunnels:
         for vpc in await self._vpcs.with_key():
             await self._apply_logged(vpc)
         async with TaskSet() as tasks:
-            tasks.start(self._expire(), "end WireGuard sessions that have expired")
+            tasks.start(repeat("expiry of WireGuard sessions", self._expire, _CHECK), "WireGuard expiry")
             yield
 
     async def create(self, account: str, vpc: str) -> TunnelSession:
         """A new session; its tunnel is up when this returns."""
         row = await self._prepared(account, vpc)
         private, public = _new_keys()
-        async with self._locks.hold(row.id):
+        async with self._adding(row):
             made = await self._add(row, public, time.time_ns() + self._settings.wireguard_lifetime * 10**9)
         return TunnelSession(**self._client(row, made), private_key=private, expires_at=made.expires_at / 1e9)
 
@@ -148,11 +152,11 @@ class Tunnels:
         """Let a client with a key of its own into a VPC until its gateway VM is deleted; idempotent."""
         row = await self._prepared(account, vpc)
         key = _checked_key(public_key)
-        if key == _public(row.wireguard_key or ""):
+        if key == self._server_key(row):
             raise InvalidRequest(f"{key} is the public key of the server's end: send the client's")
         if machine not in {member for member, _ in await self._vpcs.members(row.id)}:
             raise InvalidRequest(f"VM {machine[:80]!r} is not in VPC {row.id}: the gateway VM must be")
-        async with self._locks.hold(row.id):
+        async with self._adding(row):
             found = await self._sessions.by_key(row.id, key)
             if found is not None and found.machine is None:
                 raise InvalidRequest(f"{key} is the public key of WireGuard session {found.id}")
@@ -171,7 +175,7 @@ class Tunnels:
             "endpoint": self._settings.wireguard_endpoint,
             "port": self._port(row),
             "interface": wireguard_link(self._settings.instance, row.number),
-            "server_key": _public(row.wireguard_key or ""),
+            "server_key": self._server_key(row),
             "public_key": found.public_key,
             "address": IPv4Address(found.address),
         }
@@ -221,6 +225,27 @@ class Tunnels:
             raise VpcNotFound(vpc)
         return found
 
+    @contextlib.asynccontextmanager
+    async def _adding(self, row: VpcRow) -> AsyncIterator[None]:
+        """Hold the locks for a new client: the account's, whose VPCs are counted, and the VPC's."""
+        async with self._locks.hold(f"account {row.account}"), self._locks.hold(row.id):
+            yield
+
+    def _server_key(self, row: VpcRow) -> str:
+        """The public key of the server's end."""
+        return _public(self._private_key(row) or "")
+
+    def _private_key(self, row: VpcRow) -> str | None:
+        """The key of the server's end; None while the VPC has none."""
+        try:
+            return self._vpcs.wireguard_key(row)
+        except SealingError as error:
+            log.error("cannot read the WireGuard key of a VPC", vpc=row.id, error=str(error))
+            raise HostError(
+                f"the WireGuard key of VPC {row.id} cannot be read: the operator of this server runs"
+                " `stead doctor`"
+            ) from error
+
     def _port(self, row: VpcRow) -> int:
         return self._settings.wireguard_port + row.number - 1
 
@@ -229,6 +254,8 @@ class Tunnels:
         known = await self._sessions.list(row.id)
         if len(known) >= MAX_SESSIONS:
             raise LimitExceeded(LimitName.WIREGUARD_SESSIONS, MAX_SESSIONS, len(known), 1)
+        if not known and (others := await self._sessions.vpcs_of(row.account)) >= MAX_TUNNELS:
+            raise LimitExceeded(LimitName.WIREGUARD_VPCS, MAX_TUNNELS, others, 1)
         address = lowest_free(TUNNELS, {TUNNEL_SERVER, *(IPv4Address(each.address) for each in known)})
         wanted = SessionRow(_new_id(), row.id, public, str(address), expires, machine=machine)
         made = await self._sessions.add(wanted)
@@ -245,11 +272,12 @@ class Tunnels:
     async def _apply(self, vpc: str) -> None:
         """Make the tunnel of a VPC have the peers that are recorded."""
         row = await self._vpcs.get(vpc)
-        if row is None or row.wireguard_key is None:
+        key = None if row is None else self._private_key(row)
+        if row is None or key is None:
             return
         found = await self._sessions.list(vpc)
         peers = tuple(Peer(each.public_key, IPv4Address(each.address)) for each in found)
-        tunnel = WireGuardTunnel(private_network(row), self._port(row), row.wireguard_key, peers)
+        tunnel = WireGuardTunnel(private_network(row), self._port(row), key, peers)
         await self._host.set_tunnel(tunnel)
 
     async def _apply_logged(self, vpc: str) -> None:
@@ -260,10 +288,8 @@ class Tunnels:
             log.error("cannot set up the tunnels of a VPC", vpc=vpc, error=str(error))
 
     async def _expire(self) -> None:
-        while True:
-            await asyncio.sleep(_CHECK)
-            for vpc in await self._sessions.expire(time.time_ns()):
-                await self._apply_logged(vpc)
+        for vpc in await self._sessions.expire(time.time_ns()):
+            await self._apply_logged(vpc)
 
 
 def _known(row: SessionRow) -> KnownClient:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stead.errors import InvalidRequest
-from stead.identity.accounts import LIMIT_NAMES, Account, Accounts
+from stead.identity.accounts import Account, Accounts
 from stead.identity.errors import AccountExists, AccountNotFound, KeyNotFound
-from stead.limits import Limits
+from stead.limits import LIMIT_NAMES, Limits
 from stead.store.accounts import AccountRow, AccountStore, api_keys
 from support.accounts import NOWHERE, Installation, attempt
 

@@ -1,6 +1,7 @@
 """Route files and the gate over the VM engine, on a host in memory."""
 
 import asyncio
+import os
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from stead.edge.gate import Gate, GateRequest
 from stead.edge.pages import Refusal
 from stead.edge.routes import RouteFiles
+from stead.edge.unmapped import UnmappedFiles
 from stead.installation import RoutedVms
 from stead.machines import Machine, State
 from stead.machines.events import EventKind, MachineEvent
@@ -32,9 +34,10 @@ class MappedVm:
     def __init__(self, server: FakeServer, machine: Machine, folder: Path) -> None:
         self._route = Mapped(machine.id)
         self.ended: list[str] = []
-        files = RouteFiles(folder, self, lambda vm, _: self.ended.append(vm))
+        files = RouteFiles(folder, self, lambda vm, _: self.ended.append(vm), os.getgid())
+        unmapped = UnmappedFiles(folder.parent / "unmapped", self, os.getgid())
         self.vms = RoutedVms(server.machines)
-        self._gate = Gate(self.vms, self, files, self._dial, self._connections_closed)
+        self._gate = Gate(self.vms, self, files, unmapped, self._dial, self._connections_closed)
         self._folder = folder
 
     def route(self, hostname: str) -> Mapped | None:

@@ -12,7 +12,7 @@ import pytest_asyncio
 from stead.errors import HostError, InvalidRequest
 from stead.host.interface import WireGuardTunnel
 from stead.identity.accounts import Accounts
-from stead.limits import LimitExceeded
+from stead.limits import LimitExceeded, LimitName
 from stead.machines.nics import NicRequest
 from stead.machines.records import Properties
 from stead.networks import tunnels as module
@@ -141,6 +141,25 @@ async def test_limits(vpc_tunnels: VpcTunnels, monkeypatch: pytest.MonkeyPatch) 
         await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
     with pytest.raises(LimitExceeded):
         await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
+
+
+async def test_an_account_has_tunnels_into_few_vpcs(
+    vpc_tunnels: VpcTunnels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each VPC with clients may need a process of the host."""
+    monkeypatch.setattr(module, "MAX_TUNNELS", 2)
+    networks, tunnels, ours = networks_of(vpc_tunnels.server), vpc_tunnels.tunnels, vpc_tunnels.account
+    vpcs = [vpc_tunnels.vpc, *[(await networks.create(ours, "10.0.0.0/16")).id for _ in range(2)]]
+    made = [await tunnels.create(ours, vpc) for vpc in vpcs[:2]]
+    with pytest.raises(LimitExceeded) as refused:
+        await tunnels.create(ours, vpcs[2])
+    assert (refused.value.limit_name, refused.value.limit) == (LimitName.WIREGUARD_VPCS, 2)
+    await tunnels.create(ours, vpcs[0])  # one more client of a VPC that has some
+    others = (await Accounts(vpc_tunnels.server.database).create("theirs")).id
+    theirs = (await networks.create(others, "10.0.0.0/16")).id
+    await tunnels.create(others, theirs)
+    await tunnels.delete(ours, vpcs[1], made[1].id)
+    await tunnels.create(ours, vpcs[2])
 
 
 async def test_an_endpoint_inside_the_vpc_is_refused(vpc_tunnels: VpcTunnels) -> None:

@@ -1,0 +1,347 @@
+"""What one account may take of a host, and what it loses when there is not enough, on a host in memory."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stead.errors import CapacityExceeded, DiskSpaceExceeded, MachineNotFound, TooBusy
+from stead.limits import HostResources, LimitExceeded, Limits
+from stead.machines import Ephemeral, Machine, Machines, Properties, State, Sticky
+from stead.machines.events import Origin, Use
+from stead.machines.idle import RestingVm, suspended_first
+from stead.machines.persistence import Evictable, EvictionScope, eviction_order
+from stead.settings import Size
+from support.engine import SIZE, audit, installation, run, used
+from support.fake_server import FakeServer
+from support.internals import inside
+
+ALICE, BOB, CAROL = "alice", "bob", "carol"
+
+
+async def delete(_: str) -> None: ...
+
+
+async def sleeping(server: FakeServer, account: str, priority: int | None = None, data: int = 0) -> Machine:
+    """A stopped VM with something on its disk; without a priority it is persistent."""
+    kept = {} if priority is None else {"persistence": Sticky(priority)}
+    machine = await used(server, account=account, **kept)
+    for number in range(data):
+        await run(machine, f"write file{number} text")
+    await machine.stop()
+    return machine
+
+
+async def ids(machines: Machines) -> set[str]:
+    return {info.id for info in await machines.list()}
+
+
+def fill(server: FakeServer, over: int = 0) -> None:
+    """The disk is full until `over` + 1 files or VMs are deleted."""
+    server.world.full_at = len(server.world.files) + len(server.world.folders) - over
+
+
+def limit(machines: Machines, **limits: dict[str, int]) -> None:
+    """Limits by account."""
+
+    async def limits_of(account: str) -> Limits:
+        return Limits(**limits.get(account, {}))
+
+    machines.limit(limits_of)
+
+
+# Eviction
+
+
+async def test_an_account_pays_for_its_own_requests_first(server: FakeServer) -> None:
+    """A priority is what an owner chooses among its own things."""
+    dear, theirs = await sleeping(server, ALICE, 9), await sleeping(server, BOB, 0)
+    fill(server)
+    new = await server.machines.create(Properties(account=ALICE))
+    assert await ids(server.machines) == {theirs.id, new.id}
+    with pytest.raises(MachineNotFound):
+        await dear.info()
+    await audit(server)
+
+
+async def test_an_account_below_its_share_loses_nothing(server: FakeServer) -> None:
+    """A tenant with large persistent VMs cannot have the small sticky ones of others deleted."""
+    for _ in range(2):
+        await sleeping(server, ALICE, data=50)
+    small = await sleeping(server, BOB, 0)
+    fill(server)
+    with pytest.raises(DiskSpaceExceeded, match="delete VMs or snapshots"):
+        await server.machines.create(Properties(account=ALICE))
+    assert small.id in await ids(server.machines)
+    await audit(server)
+
+
+async def test_accounts_above_their_share_make_room_for_others(server: FakeServer) -> None:
+    large = [await sleeping(server, ALICE, 9, data=50) for _ in range(2)]
+    small = await sleeping(server, BOB, 0)
+    fill(server)
+    new = await server.machines.create(Properties(account=CAROL))
+    left = await ids(server.machines)
+    assert {small.id, new.id} <= left and len(left & {each.id for each in large}) == 1
+    await audit(server)
+
+
+@pytest.mark.parametrize("use", [each for each in Use if each.origin is Origin.STRANGER])
+async def test_a_stranger_has_nothing_deleted(server: FakeServer, use: Use) -> None:
+    """A request for a mapped domain, or a packet, finds a full disk; so does the owner's own, for others."""
+    asleep, own, theirs = (
+        await sleeping(server, ALICE),
+        await sleeping(server, ALICE, 0),
+        await sleeping(server, BOB, 0, data=50),
+    )
+    fill(server)
+    with pytest.raises(DiskSpaceExceeded):
+        await server.machines.ensure_up(asleep.id, use)
+    assert await ids(server.machines) == {asleep.id, own.id, theirs.id}
+    await asleep.start()
+    assert await ids(server.machines) == {asleep.id, theirs.id}
+    await audit(server)
+
+
+def test_requests_without_a_credential_are_strangers() -> None:
+    assert {use for use in Use if use.origin is Origin.STRANGER} == {Use.DOMAIN, Use.NETWORK}
+
+
+async def test_a_start_deletes_nothing_of_others(server: FakeServer) -> None:
+    asleep, theirs = await sleeping(server, ALICE), await sleeping(server, BOB, 0, data=50)
+    fill(server)
+    with pytest.raises(DiskSpaceExceeded):
+        await asleep.start()
+    assert (await asleep.info()).state is State.STOPPED
+    assert theirs.id in await ids(server.machines)
+    await audit(server)
+
+
+@pytest.mark.parametrize("refused", ["create", "snapshot", "fork"])
+async def test_nothing_is_evicted_for_what_a_limit_refuses(server: FakeServer, refused: str) -> None:
+    own, up = await sleeping(server, ALICE, 0), await used(server, account=ALICE)
+    limit(server.machines, alice={"vms": 2, "snapshots": 0})
+    fill(server)
+    work: dict[str, Callable[[], Awaitable[object]]] = {
+        "create": lambda: server.machines.create(Properties(account=ALICE)),
+        "snapshot": up.snapshot,
+        "fork": up.fork,
+    }
+    with pytest.raises(LimitExceeded):
+        await work[refused]()
+    assert await ids(server.machines) == {own.id, up.id}
+    await audit(server)
+
+
+accounts = st.sampled_from([ALICE, BOB, CAROL, None])
+
+
+@given(
+    st.lists(st.tuples(accounts, st.integers(0, 10), st.integers(0, 99)), max_size=20),
+    st.dictionaries(accounts, st.integers(0, 1000)),
+    accounts,
+    st.sampled_from(EvictionScope),
+)
+def test_the_order_of_eviction(
+    things: list[tuple[str | None, int, int]],
+    usage: dict[str | None, int],
+    account: str | None,
+    scope: EvictionScope,
+) -> None:
+    candidates = [
+        Evictable(str(number), priority, used, delete, owner)
+        for number, (owner, priority, used) in enumerate(things)
+    ]
+    order = eviction_order(candidates, account, scope, usage)
+    own = [each for each in order if each.account == account]
+    share = sum(usage.values()) / len({*usage, account})
+    assert order[: len(own)] == own, "own things go first"
+    assert own == sorted(own, key=lambda each: (each.priority, each.used_at, each.id))
+    for other in order[len(own) :]:
+        assert scope is EvictionScope.ABOVE_SHARE and usage[other.account] > share
+    assert scope is EvictionScope.NOTHING or len(own) == sum(owner == account for owner, *_ in things)
+
+
+# Reservation
+
+
+async def test_the_disks_of_all_accounts_together_are_bounded() -> None:
+    """By size, before anything is made: a thin disk may be written in full later."""
+    async with installation(disk_overcommit=2) as server:
+        server.world.resources = HostResources(cpus=2, memory_mib=8192, disk_gib=150)
+        await restarted(server)
+        parent = await used(server, account=ALICE)
+        for _ in range(13):
+            await server.machines.create(Properties(account=ALICE))
+        work: list[Callable[[], Awaitable[object]]] = [
+            lambda: server.machines.create(Properties(account=BOB), Size(1, 512, 40)),
+            lambda: parent.fork(2),
+            lambda: parent.resize(disk_gib=60),
+        ]
+        before = len(server.host.calls)
+        for each in work:
+            with pytest.raises(DiskSpaceExceeded, match=r"280 of the 300 GiB|260 of the 300 GiB"):
+                await each()
+        assert "templates.ensure" not in server.host.calls[before:]
+        assert (await parent.info()).state is State.RUNNING
+        await parent.resize(disk_gib=40)
+        await audit(server)
+
+
+async def restarted(server: FakeServer) -> None:
+    """The bounds of a host are read when the server starts."""
+    await server.stop()
+    await server.start()
+
+
+async def test_a_small_disk_still_has_room_for_some_vms() -> None:
+    async with installation() as server:
+        server.world.resources = HostResources(cpus=2, memory_mib=8192, disk_gib=1)
+        await restarted(server)
+        for _ in range(10):
+            await server.machines.create()
+        with pytest.raises(DiskSpaceExceeded):
+            await server.machines.create()
+
+
+async def test_a_vm_larger_than_the_host_is_refused_before_its_template_is_built(server: FakeServer) -> None:
+    server.world.resources = HostResources(cpus=2, memory_mib=8192, disk_gib=1000)
+    await restarted(server)
+    with pytest.raises(CapacityExceeded, match="at most 8 GiB"):
+        await server.machines.create(Properties(account=ALICE), Size(2, 16384, 20))
+    assert "templates.ensure" not in server.host.calls
+    await server.machines.create(Properties(account=ALICE), Size(2, 8192, 20))
+
+
+async def test_a_fork_that_a_limit_refuses_does_not_wake_its_vm(server: FakeServer) -> None:
+    machine = await sleeping(server, ALICE)
+    limit(server.machines, alice={"running": 10, "vms": 3})
+    with pytest.raises(LimitExceeded, match="1 in use, 3 more requested"):
+        await machine.fork(3)
+    assert (await machine.info()).state is State.STOPPED
+    await machine.fork(2)
+
+
+async def test_a_resize_that_a_limit_refuses_does_not_wake_its_vm(server: FakeServer) -> None:
+    machine = await used(server, account=ALICE)
+    await machine.suspend()
+    limit(server.machines, alice={"disk_gib": 30})
+    with pytest.raises(LimitExceeded):
+        await machine.resize(disk_gib=40)
+    assert (await machine.info()).state is State.SUSPENDED
+
+
+# Templates
+
+
+async def test_an_account_has_few_sizes(server: FakeServer) -> None:
+    """Each size has a template, which takes disk and memory for a week."""
+    limit(server.machines, alice={"templates": 2}, bob={})
+    for disk in (20, 21):
+        await server.machines.create(Properties(account=ALICE), Size(1, 512, disk))
+    with pytest.raises(LimitExceeded, match="templates is limited to 2"):
+        await server.machines.create(Properties(account=ALICE), Size(1, 512, 22))
+    await server.machines.create(Properties(account=BOB), Size(1, 512, 22))
+    # It exists by now.
+    await server.machines.create(Properties(account=ALICE), Size(1, 512, 22))
+
+
+async def test_template_builds_are_shared_between_accounts(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One account asks for many sizes at once; another one's build is the next that begins."""
+    building: list[int] = []
+    done = asyncio.Event()
+    ensure = server.host.templates.ensure
+
+    async def build(size: Size, report: object) -> object:
+        building.append(size.disk_gib)
+        if size.disk_gib < 50:
+            await done.wait()
+        return await ensure(size, report)  # type: ignore[arg-type]  # passed on as it came
+
+    monkeypatch.setattr(server.host.templates, "ensure", build)
+    flood = [
+        asyncio.create_task(server.machines.template(Size(1, 512, disk), account=ALICE))
+        for disk in range(20, 40)
+    ]
+    async with asyncio.timeout(60):
+        await server.machines.template(Size(1, 512, 50), account=BOB)
+    assert 50 in building and len(building) < 10
+    refused = [each for each in flood if each.done()]
+    assert refused and all(isinstance(each.exception(), TooBusy) for each in refused)
+    done.set()
+    await asyncio.gather(*flood, return_exceptions=True)
+    assert sum(each.exception() is None for each in flood) == len(flood) - len(refused)
+
+
+async def test_a_template_build_ends_when_no_caller_waits_for_it(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.machines._templates._builds, "_linger", 0)
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def build(size: Size, report: object) -> object:
+        begun.set()
+        try:
+            return await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(server.host.templates, "ensure", build)
+    callers = [asyncio.create_task(server.machines.template(SIZE, account=each)) for each in (ALICE, BOB)]
+    await begun.wait()
+    callers[0].cancel()
+    await asyncio.wait({callers[0]})
+    assert not ended.is_set()
+    callers[1].cancel()
+    await asyncio.wait_for(ended.wait(), 60)
+    assert server.machines._templates._places.used == 0
+
+
+# Memory
+
+
+async def test_idle_vms_are_suspended_when_memory_is_short(server: FakeServer) -> None:
+    resting = await used(server, account=ALICE, idle_timeout=3600)
+    others = [
+        await used(server, account=ALICE),
+        await used(server, account=ALICE, idle_timeout=3600, persistence=Ephemeral()),
+    ]
+    watch = inside(server.machines).idle
+    loop = asyncio.get_running_loop()
+    await watch.find_idle()
+    for activity in watch._activities.values():
+        activity.active_at = loop.time() - 60
+    for machine in (resting, *others):
+        live = inside(server.machines).processes.running(machine.id)
+        assert live is not None
+        live.last_used = loop.time() - 60
+    assert await watch.find_idle() == []
+    assert watch.find_expendable() == []
+    server.world.memory_short = True
+    assert watch.find_expendable() == [resting.id]
+    await watch._suspend_idle(resting.id, "idle, and the host is short of memory")
+    info = await resting.info()
+    assert info.state is State.SUSPENDED
+    assert info.reason == "suspended: idle, and the host is short of memory"
+    assert [(await machine.info()).state for machine in others] == [State.RUNNING] * 2
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([ALICE, BOB, CAROL]), st.floats(0, 1000)), max_size=20),
+    st.dictionaries(st.sampled_from([ALICE, BOB, CAROL]), st.integers(0, 1 << 20), min_size=3),
+    st.integers(0, 5),
+)
+def test_accounts_above_their_share_are_suspended_first(
+    vms: list[tuple[str, float]], running: dict[str | None, int], count: int
+) -> None:
+    resting = [RestingVm(str(number), owner, 512, rest) for number, (owner, rest) in enumerate(vms)]
+    chosen = suspended_first(resting, running, count)
+    assert len(chosen) <= count and all(each.seconds >= 10 for each in chosen)
+    share = sum(running.values()) / 3
+    left = [each for each in resting if each not in chosen and each.seconds >= 10]
+    if any(running[each.account] <= share for each in chosen):
+        assert all(running[each.account] <= share for each in left)
