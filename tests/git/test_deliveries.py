@@ -253,7 +253,7 @@ async def test_delivery_survives_kill_9(world: World, endpoint: Endpoint, tmp_pa
             database = await open_database(folder / "stead.db")
             guard = SsrfGuard([IPv4Network("127.0.0.0/8")])
             async with Repos.open(database, folder / "repos", unlimited) as repos:
-                async with Triggers.open(database, repos, WebhookSigner.open(folder, "x"), guard, str):
+                async with Triggers.open(database, repos, WebhookSigner.open(folder, "x"), guard):
                     await asyncio.sleep(60)
 
         asyncio.run(main(Path(sys.argv[1])))

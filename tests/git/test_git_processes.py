@@ -39,10 +39,10 @@ def test_subcommand_is_the_first_argument_after_the_global_options(
 @pytest.mark.parametrize("arguments", SEARCHES)
 def test_only_ref_writers_survive_the_server(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """Other git commands get the parent-death signal, even if a search names a ref-writing subcommand."""
-    git = Git(tmp_path / "config", SERVER_USER)
-    assert "--pdeathsig=TERM" in git.command(*arguments)
-    assert "--pdeathsig=TERM" not in git.command(*UPDATE)
-    assert "--pdeathsig=TERM" not in git.command("-c", "a.b=c", "receive-pack", "/r")
+    git = Git(tmp_path / "config")
+    assert "--pdeathsig=TERM" in git.command(*arguments, uid=SERVER_USER)
+    assert "--pdeathsig=TERM" not in git.command(*UPDATE, uid=SERVER_USER)
+    assert "--pdeathsig=TERM" not in git.command("-c", "a.b=c", "receive-pack", "/r", uid=SERVER_USER)
 
 
 async def test_only_ref_writers_are_left_running_at_the_next_start(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ async def _batch(
 async def test_lfs_batch_upload_and_download(
     host: RepoServer, repo: RepoInfo, http: httpx2.AsyncClient
 ) -> None:
-    """Upload, verify, download, and no action for existing objects; with the caller's credentials."""
+    """Upload, verify, download, and no action for existing objects. Links carry no credentials."""
     content = os.urandom(3 << 20)
     wanted = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
     answer = await _batch(http, repo, "upload", wanted, transfers=["lfs-standalone-file", "basic"])
@@ -147,31 +147,26 @@ async def test_lfs_batch_upload_and_download(
     actions = offer["objects"][0]["actions"]
     for action in actions.values():
         assert action["href"].startswith(f"{host.url}/{repo.id}.git/info/lfs/objects/{wanted['oid']}")
-        assert action["header"] == {"Authorization": f"Bearer {host.key}"}
-    async with httpx2.AsyncClient(timeout=30) as plain:
-        verified = await plain.post(**_call(actions["verify"]), json=wanted)
-        assert verified.status_code == 404
-        put = await plain.put(**_call(actions["upload"]), content=content)
-        assert put.status_code == 200
-        verified = await plain.post(**_call(actions["verify"]), json=wanted)
-        assert verified.status_code == 200
-        again = (await _batch(http, repo, "upload", wanted)).json()["objects"][0]
-        assert "actions" not in again
-        assert "error" not in again
-        action = (await _batch(http, repo, "download", wanted)).json()["objects"][0]["actions"]["download"]
-        got = await plain.get(**_call(action))
-        assert (got.status_code, got.content) == (200, content)
-        part = await plain.get(action["href"], headers=action["header"] | {"range": "bytes=1000000-"})
-        assert (part.status_code, part.content) == (206, content[1000000:])
-        assert part.headers["content-range"] == f"bytes 1000000-{len(content) - 1}/{len(content)}"
-        beyond = await plain.get(
-            action["href"], headers=action["header"] | {"range": f"bytes={len(content)}-"}
-        )
-        assert beyond.status_code == 416
-
-
-def _call(action: dict[str, Any]) -> dict[str, Any]:
-    return {"url": action["href"], "headers": action["header"]}
+    assert host.key not in answer.text and "authenticated" not in offer["objects"][0]
+    verified = await http.post(actions["verify"]["href"], json=wanted)
+    assert verified.status_code == 404
+    put = await http.put(actions["upload"]["href"], content=content)
+    assert put.status_code == 200
+    verified = await http.post(actions["verify"]["href"], json=wanted)
+    assert verified.status_code == 200
+    again = (await _batch(http, repo, "upload", wanted)).json()["objects"][0]
+    assert "actions" not in again
+    assert "error" not in again
+    answer = await _batch(http, repo, "download", wanted)
+    assert host.key not in answer.text
+    link = answer.json()["objects"][0]["actions"]["download"]["href"]
+    got = await http.get(link)
+    assert (got.status_code, got.content) == (200, content)
+    part = await http.get(link, headers={"range": "bytes=1000000-"})
+    assert (part.status_code, part.content) == (206, content[1000000:])
+    assert part.headers["content-range"] == f"bytes 1000000-{len(content) - 1}/{len(content)}"
+    beyond = await http.get(link, headers={"range": f"bytes={len(content)}-"})
+    assert beyond.status_code == 416
 
 
 async def test_lfs_batch_reports_errors_per_object(

@@ -125,7 +125,7 @@ async def test_launcher_exits_when_its_stdin_closes(launchers: PreforkPool) -> N
 
 async def test_launched_git_has_the_same_user_and_limits(open_folder: Path) -> None:
     """The same user, capabilities and limits."""
-    async with open_hosting(open_folder, NOBODY) as hosting:
+    async with open_hosting(open_folder, range(NOBODY, NOBODY + 1)) as hosting:
         repository = await hosting.repository()
         git = hosting.repos.git
         told = []
@@ -138,7 +138,7 @@ async def test_launched_git_has_the_same_user_and_limits(open_folder: Path) -> N
             finally:
                 await process.end()
             told.append([line for line in lines if line.startswith(names)])
-            await filled(git._launchers[False])
+            await filled(git._launchers[NOBODY, False])
         assert told[0] == told[1] and f"Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}\t{NOBODY}" in told[0]
         limits = {line[:14].strip(): line.split()[3] for line in told[0] if line.startswith("Max")}
         assert (limits["Max data size"], limits["Max file size"]) == (str(64 << 20), str(3 << 20))

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from stead.repos.committing import Change, commit
+from stead.repos.git import Finished, GitFailed
 from stead.repos.maintenance import housekeeping
 from stead.repos.maintenance.pruning import EVERY, GRACE
 from stead.repos.repository import Repository
@@ -43,6 +44,37 @@ async def row_of(hosting: RepoHosting, repository: Repository) -> RepoRow:
     row = await RepoStore(hosting.database).get(repository.id)
     assert row is not None
     return row
+
+
+@pytest.mark.parametrize("races", [2, 3])
+async def test_a_prune_that_races_with_pushes_repacks_again(
+    hosting: RepoHosting, monkeypatch: pytest.MonkeyPatch, races: int
+) -> None:
+    """git cannot index packs while a push moves a ref: nothing is lost, and it is tried three times."""
+    repository = await hosting.repository()
+    kept = await commit(repository, [Change("kept", b"kept")], "kept")
+    lost = await superseded(repository, 1 << 10)
+    run, repacks = repository.git.run, 0
+
+    async def run_and_race(path: Path, *arguments: str, **options: Any) -> bytes:
+        nonlocal repacks
+        printed = await run(path, *arguments, **options)
+        if "repack" in arguments:
+            repacks += 1
+            if repacks <= races:
+                raise GitFailed("repack", Finished(1, b"", "error: could not write multi-pack bitmap\n"))
+        return printed
+
+    monkeypatch.setattr(repository.git, "run", run_and_race)
+    if races == 3:
+        with pytest.raises(GitFailed):
+            await hosting.repos.pruning.prune(repository, NO_GRACE)
+        assert has(repository, lost)
+    else:
+        await hosting.repos.pruning.prune(repository, NO_GRACE)
+        assert not has(repository, lost)
+    assert repacks == 3
+    assert has(repository, kept.sha)
 
 
 async def test_unreachable_objects_are_removed_after_the_grace_period(hosting: RepoHosting) -> None:

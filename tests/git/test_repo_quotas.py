@@ -21,8 +21,8 @@ from stead.repos.errors import RepoBusy
 from stead.repos.maintenance import housekeeping
 from stead.repos.repos import Repos
 from stead.repos.transfer import serving as native
+from stead.shares import KeyedLimit
 from stead.store.repos import RepoStore
-from stead.tasks import KeyedLimit
 from support.git_client import GitClient
 from support.git_hosting import RepoServer, served
 from support.git_server import Page, serving

@@ -83,6 +83,7 @@ async def test_push_sends_signed_webhook(world: World, endpoint: Endpoint) -> No
     claims = verified(world.signing, one)
     assert claims["body_sha256"] == hashlib.sha256(one.body).hexdigest()
     assert claims["iss"] == "https://git.example"
+    assert (claims["aud"], claims["sub"], claims["jti"]) == (endpoint.url + "/hook?key=1", repo, log[0].id)
     assert claims["iat"] == world.clock.now() // SECOND
     assert 0 < claims["exp"] - claims["iat"] <= 600
     assert [(each.state, each.status, each.response, each.attempts) for each in log] == [

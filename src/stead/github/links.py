@@ -26,9 +26,10 @@ from stead.repos.ssrf import RequestFailed, SsrfGuard
 from stead.repos.transfer.imports import remotes_with_quota
 from stead.repos.transfer.remotes import SourceNotFound, SourceUnauthorized
 from stead.repos.writer import RepoWriter
+from stead.shares import KeyedLimit
 from stead.store.database import Database
 from stead.store.github import LinkRow, LinkStore
-from stead.tasks import KeyedLimit, TaskSet, cancel_and_wait
+from stead.tasks import TaskSet, cancel_and_wait
 
 SYNC_EVERY = 600.0
 """Seconds between syncs without an event."""
@@ -40,6 +41,8 @@ TIMEOUT = 1800.0
 MAX_CONFLICTS = 1000
 """Conflicting refs listed per link."""
 _AT_ONCE = 4
+_PER_ACCOUNT = 2
+"""Syncs at the same time."""
 
 log = get_logger("stead.github")
 
@@ -99,7 +102,7 @@ class Links:
         self._sync_every = sync_every
         self._retry = retry
         self._link_tasks: dict[str, _LinkTask] = {}
-        self._runs = KeyedLimit(_AT_ONCE)
+        self._runs = KeyedLimit(_AT_ONCE, _PER_ACCOUNT)
         self._tasks = TaskSet()
 
     @contextlib.asynccontextmanager

@@ -122,7 +122,7 @@ async def _read_state(repository: Repository) -> _SyncState:
 
 async def _refs(repository: Repository, *prefixes: str) -> dict[str, str]:
     form = "--format=%(refname)%00%(objectname)"
-    printed = await repository.git.run(repository.path, "for-each-ref", form, *prefixes)
+    printed = await repository.run("for-each-ref", form, *prefixes)
     return dict(line.split("\0") for line in printed.decode().splitlines())
 
 
@@ -148,7 +148,7 @@ async def _relation(repository: Repository, ref: TrackedRef) -> Relation:
         (ref.here, ref.there, Relation.BEHIND),
     ):
         arguments = "merge-base", "--is-ancestor", str(older), str(newer)
-        finished = await repository.git.finish(repository.path, *arguments, timeout=TIMEOUT)
+        finished = await repository.finish(*arguments, timeout=TIMEOUT)
         if finished.status == 0:
             return relation
     return Relation.APART

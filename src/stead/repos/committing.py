@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from stead.repos.errors import ConflictingParent, InvalidChange, RepoNotFound, TooLarge
 from stead.repos.fast_import import Author, quoted, signed
+from stead.repos.folders import folder_below, names_in
 from stead.repos.model import Commit
 from stead.repos.names import check_branch, check_path, check_sha
 from stead.repos.quotas import QuotaReservation
@@ -97,7 +98,7 @@ async def _modes(repository: Repository, parent: str | None, changes: Sequence[C
             raise InvalidChange(min(deleted), "no such file to delete")
         return {}
     entries: dict[str, dict[str, str]] = {}
-    async with repository.cat_files.lease(repository.path) as reader:
+    async with repository.reader() as reader:
         for change in changes:
             for folder in ("", *_parents(change.path)):
                 if folder not in entries:
@@ -157,9 +158,7 @@ async def _write(
         lines += [change.content, b"\n"]
     lines.append(b"\nget-mark :1\nreset refs/stead/commit\n\ndone\n")
     with _quarantine(repository) as env:
-        printed = await repository.git.run(
-            repository.path, "fast-import", "--quiet", stdin=b"".join(lines), env=env
-        )
+        printed = await repository.run("fast-import", "--quiet", stdin=b"".join(lines), env=env)
     return check_sha(printed.split()[0].decode())
 
 
@@ -167,20 +166,40 @@ async def _write(
 def _quarantine(repository: Repository) -> Iterator[Mapping[str, str]]:
     """Quarantine: objects written in this block are moved into the repository at its end, or removed."""
     objects = repository.path / "objects"
-    folder = objects / f"{_QUARANTINE}{secrets.token_hex(8)}"
+    name = f"{_QUARANTINE}{secrets.token_hex(8)}"
     try:
-        owner = objects.stat()
-        folder.mkdir(mode=0o755)
-        os.chown(folder, owner.st_uid, owner.st_gid)
-        yield {"GIT_OBJECT_DIRECTORY": str(folder), "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects)}
-        # Move the pack before its index: readers that see an index expect its pack.
-        for packed in sorted((folder / "pack").iterdir(), key=lambda packed: packed.suffix == ".idx"):
-            packed.rename(objects / "pack" / packed.name)
+        with folder_below(repository.path, "objects") as parent:
+            try:
+                _make_for_owner(name, parent)
+                yield {
+                    "GIT_OBJECT_DIRECTORY": str(objects / name),
+                    "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects),
+                }
+                with (
+                    folder_below(repository.path, "objects", name, "pack") as new,
+                    folder_below(repository.path, "objects", "pack") as packs,
+                ):
+                    # Move the pack before its index: readers that see an index expect its pack.
+                    for packed in sorted(names_in(new), key=lambda packed: packed.endswith(".idx")):
+                        os.rename(packed, packed, src_dir_fd=new, dst_dir_fd=packs)
+            finally:
+                shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
     except FileNotFoundError:
         raise RepoNotFound(repository.id) from None
     except BaseException:
         for report in repository.path.glob("fast_import_crash_*"):
             report.unlink(missing_ok=True)
         raise
+
+
+def _make_for_owner(name: str, parent: int) -> None:
+    """Make a folder that belongs to the owner of the folder above it."""
+    owner = os.fstat(parent)
+    os.mkdir(name, 0o755, dir_fd=parent)
+    made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        # The owner may have put another folder in its place, but none of the server's user.
+        if os.fstat(made).st_uid == os.geteuid():
+            os.fchown(made, owner.st_uid, owner.st_gid)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        os.close(made)

@@ -1,11 +1,13 @@
 """Reads the contents of a revision: files, folders, blobs, trees, archives."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from stead.repos.errors import BlobNotFound, PathNotFound, TooLarge, TreeNotFound
+from stead.repos.git import TIMEOUT
 from stead.repos.model import Kind, TreeItem
 from stead.repos.names import check_directory, check_sha
+from stead.repos.places import Work
 from stead.repos.repository import Repository
 
 MAX_ENTRIES = 200_000
@@ -47,9 +49,15 @@ async def read(
 
     With `recursive=None` the entries of subfolders are included if there are at most MAX_NESTED in all.
     """
-    place = check_directory(path)
+    async with repository.holding() as held:
+        return await _read(held, check_directory(path), rev, recursive)
+
+
+async def _read(
+    repository: Repository, place: str, rev: str | None, recursive: bool | None
+) -> RepoFile | RepoFolder:
     commit = await repository.resolve(rev)
-    async with repository.cat_files.lease(repository.path) as reader:
+    async with repository.reader() as reader:
         info = (await reader.infos([f"{commit}:{place}"]))[0]
         if info is None or info.kind not in ("blob", "tree"):
             raise PathNotFound(place)
@@ -70,7 +78,7 @@ async def read(
 
 async def _list(repository: Repository, tree: str, below: str = "", *, recursive: bool) -> list[TreeItem]:
     arguments = _ls_tree(tree, recursive=recursive)
-    printed = await repository.git.run(repository.path, *arguments, most=_MAX_LISTED)
+    printed = await repository.run(*arguments, most=_MAX_LISTED)
     lines = printed.split(b"\0")[:-1]
     if len(lines) > MAX_ENTRIES:
         raise TooLarge(
@@ -83,7 +91,7 @@ async def _list(repository: Repository, tree: str, below: str = "", *, recursive
 async def _list_nested(repository: Repository, tree: str, below: str) -> list[TreeItem] | None:
     """All entries below a tree; None if there are more than MAX_NESTED, which are not read to their end."""
     arguments = _ls_tree(tree, recursive=True)
-    async with repository.git.running(repository.path, *arguments) as process:
+    async with repository.running(*arguments, timeout=TIMEOUT) as process:
         await process.close_input()
         printed = bytearray()
         while piece := await process.stdout.read(_CHUNK):
@@ -126,12 +134,13 @@ async def tree(repository: Repository, sha: str) -> list[TreeItem]:
     return await _list(repository, info.sha, recursive=False)
 
 
-async def archive(repository: Repository, kind: str, rev: str | None) -> AsyncIterator[bytes]:
+async def archive(repository: Repository, kind: str, rev: str | None) -> AsyncGenerator[bytes]:
     """Stream a revision as an archive. A missing revision raises before the first piece."""
-    commit = await repository.resolve(rev)
-    arguments = "archive", f"--format={kind}", commit
-    async with repository.git.running(repository.path, *arguments, memory=_MAX_MEMORY) as process:
-        await process.close_input()
-        while piece := await process.stdout.read(_CHUNK):
-            yield piece
-        await process.succeed("archive")
+    async with repository.holding(Work.TRANSFER) as held:
+        commit = await held.resolve(rev)
+        arguments = "archive", f"--format={kind}", commit
+        async with held.running(*arguments, memory=_MAX_MEMORY) as process:
+            await process.close_input()
+            while piece := await process.stdout.read(_CHUNK):
+                yield piece
+            await process.succeed("archive")

@@ -13,9 +13,11 @@ from pathlib import Path
 from stead import tasks
 from stead.errors import HostError
 from stead.logs import get_logger
-from stead.processes import ProcessId, command_lines, environments, kill
+from stead.processes import EXPENDABLE, ProcessId, command_lines, environments, kill, set_oom_score
+from stead.repos.confinement import Confinement
 from stead.repos.errors import DiskFull, RepoDamaged, TooLarge
 from stead.repos.git_messages import GitMessage
+from stead.repos.git_network import EmptyNetwork
 from stead.repos.prefork import PreforkPool
 
 TIMEOUT = 60.0
@@ -31,7 +33,9 @@ _REF_WRITERS = {"receive-pack", "update-ref", "symbolic-ref", "pack-refs"}
 """Subcommands that change refs: they run to completion even if the server is killed; others end with it."""
 _OPTIONS_WITH_VALUE = {"-c", "-C", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}
 """Global git options whose value may be the next argument."""
-_WRAPPERS = {"setpriv", "prlimit"}
+_WRAPPERS = {"nsenter", "setpriv", "prlimit"}
+_MAX_POOLS = 16
+"""Pools of launchers: one of each kind for the eight users whose repositories were used last."""
 _FULL_BELOW = 1 << 20
 """Free bytes: below this a git failure without a reason is reported as a full disk."""
 
@@ -168,7 +172,15 @@ class GitProcess:
                 os.killpg(self._process.pid, number)
 
     async def end(self) -> None:
-        """Terminate the process group, with SIGTERM first and then SIGKILL."""
+        """Terminate the process group, with SIGTERM first and then SIGKILL; a cancelled caller waits too."""
+        try:
+            if self.alive:
+                await tasks.finished(self._terminate())
+        finally:
+            # asyncio closes the pipes only here.
+            self._process._transport.close()  # type: ignore[attr-defined]
+
+    async def _terminate(self) -> None:
         # On SIGTERM git removes its lock files and temporary files.
         for how in (signal.SIGTERM, signal.SIGKILL):
             if self.alive:
@@ -176,8 +188,6 @@ class GitProcess:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_END_GRACE):
                         await asyncio.shield(self._process.wait())
-        # asyncio closes the pipes only here.
-        self._process._transport.close()  # type: ignore[attr-defined]
 
 
 class GitFailed(RepoDamaged):
@@ -242,18 +252,25 @@ def _writes_refs(arguments: Sequence[str]) -> bool:
 class Git:
     """Starts git processes with a fixed environment."""
 
-    def __init__(self, config: Path, uid: int | None = None) -> None:
-        """`uid` is the user that git runs as; it owns only the repositories."""
+    def __init__(self, config: Path, confined: Confinement | None = None) -> None:
+        """Confined, git runs as the user that owns a repository, in an empty network; root is needed.
+
+        Otherwise it runs as the current user, in its network.
+        """
         self._config = config
-        self._uid = uid
-        self._launchers = {
-            lasting: PreforkPool(self._drop(lasting), self.environment(None), _PIPE)
-            for lasting in ((False, True) if uid is not None else ())
-        }
+        self._confined = confined
+        self._network = EmptyNetwork.open() if confined is not None else None
+        self._launchers: dict[tuple[int, bool], PreforkPool] = {}
+        """By user, and whether processes outlive the server; the order is that of their last use."""
+        self._closing = tasks.TaskSet()
 
     async def close(self) -> None:
         for launchers in self._launchers.values():
             await launchers.close()
+        await self._closing.join()
+        if self._network is not None:
+            self._network.close()
+            self._network = None
 
     async def end_orphans(self) -> list[ProcessId]:
         """Kill git processes of a previous server; return those that write refs, which keep running."""
@@ -287,16 +304,50 @@ class Git:
             own["GIT_DIR"] = str(repo)
         return own | dict(extra or {})
 
-    def command(self, *arguments: str, memory: int = MAX_MEMORY, file: int | None = None) -> list[str]:
+    def command(
+        self,
+        *arguments: str,
+        uid: int | None = None,
+        memory: int = MAX_MEMORY,
+        file: int | None = None,
+        network: bool = False,
+    ) -> list[str]:
         bounds = [f"--data={memory}", *([] if file is None else [f"--fsize={file}"])]
         git = ["prlimit", *bounds, "--", "git", *arguments]
-        return git if self._uid is None else [*self._drop(_writes_refs(arguments)), *git]
+        if uid is None:
+            return git
+        return [*self._confine(uid, _writes_refs(arguments), network=network), *git]
 
-    def _drop(self, lasting: bool) -> list[str]:
-        """The command prefix that switches to git's user; `lasting` processes outlive the server."""
-        user = str(self._uid)
-        drop = [f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--inh-caps=-all"]
-        return ["setpriv", *drop, *([] if lasting else ["--pdeathsig=TERM"]), "--"]
+    def _confine(self, uid: int, lasting: bool, *, network: bool = False) -> list[str]:
+        """The command prefix that leaves the host's network, unless `network`, and switches to a user.
+
+        `lasting` processes outlive the server.
+        """
+        enter = [] if self._confined is None else list(self._confined.enter_group(uid))
+        if self._network is not None and not network:
+            enter += self._network.enter
+        drop = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--inh-caps=-all"]
+        return [*enter, "setpriv", *drop, *([] if lasting else ["--pdeathsig=TERM"]), "--"]
+
+    def _uid_of(self, repo: Path | None) -> int | None:
+        """The user of git in a repository: its owner, which only root can change, and never root."""
+        if self._confined is None:
+            return None
+        uids = self._confined.uids
+        owner = None
+        with contextlib.suppress(OSError):
+            owner = None if repo is None else repo.lstat().st_uid
+        return owner if owner in uids else uids.start
+
+    def _launchers_of(self, uid: int, lasting: bool) -> PreforkPool:
+        pool = self._launchers.pop((uid, lasting), None)
+        if pool is None:
+            pool = PreforkPool(self._confine(uid, lasting), self.environment(None), _PIPE)
+        self._launchers[uid, lasting] = pool
+        if len(self._launchers) > _MAX_POOLS:
+            oldest = self._launchers.pop(next(iter(self._launchers)))
+            self._closing.start(oldest.close(), "stop unused launchers of git")
+        return pool
 
     async def start(
         self,
@@ -307,20 +358,24 @@ class Git:
         quiet: bool = False,
         memory: int = MAX_MEMORY,
         file: int | None = None,
+        network: bool = False,
     ) -> GitProcess:
         """Start git; the caller must end it. With `quiet` its error output is discarded.
 
         `memory` and `file` are limits in bytes of memory and of a single file, also for its child processes.
+        Other servers are reachable with `network` only.
         """
         environment = self.environment(repo, env)
-        if cwd is None and (launchers := self._launchers.get(_writes_refs(arguments))) is not None:
+        uid = self._uid_of(repo)
+        if cwd is None and uid is not None and not network:
+            launchers = self._launchers_of(uid, _writes_refs(arguments))
             command = ["git", *arguments]
             process = launchers.launch(command, environment, quiet=quiet, memory=memory, file=file)
             if process is not None:
                 return GitProcess(process)
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.command(*arguments, memory=memory, file=file),
+                *self.command(*arguments, uid=uid, memory=memory, file=file, network=network),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=DEVNULL if quiet else PIPE,
@@ -331,6 +386,7 @@ class Git:
             )
         except FileNotFoundError as error:
             raise HostError("git is not installed on this host: run `stead doctor`") from error
+        set_oom_score(process.pid, EXPENDABLE)
         return GitProcess(process)
 
     @contextlib.asynccontextmanager
@@ -356,6 +412,7 @@ class Git:
         env: Mapping[str, str] | None = None,
         timeout: float = TIMEOUT,
         most: int = MAX_OUTPUT,
+        network: bool = False,
     ) -> Finished:
         """Run git to its exit, with any exit code. Output above `most` bytes raises TooLarge.
 
@@ -364,7 +421,7 @@ class Git:
         """
 
         async def work() -> Finished:
-            process = await self.start(repo, *arguments, env=env)
+            process = await self.start(repo, *arguments, env=env, network=network)
             try:
                 async with asyncio.timeout(timeout):
                     _, stdout, stderr = await asyncio.gather(

@@ -21,6 +21,8 @@ class GitMessage(Enum):
     FSCK_FAILED = "fsck error"
     REMOTE_REF_MOVED = "non-fast-forward|fetch first|stale info|already exists|needs force"
     """The reason of a rejected push: the ref changed on the remote meanwhile."""
+    BITMAP_RACE = "could not write multi-pack bitmap"
+    """A push moved a ref to a commit outside of the packs that are being indexed."""
     JIT_STACK_EXHAUSTED = "error code -46"
     MATCH_LIMIT = "(?s:pcre2.*error code)"
 

@@ -12,7 +12,7 @@ from stead.repos.errors import (
     OffsetWithSelector,
     ReferenceNotFound,
 )
-from stead.repos.git import GitFailed
+from stead.repos.git import TIMEOUT, GitFailed
 from stead.repos.model import Commit
 from stead.repos.names import check_sha
 from stead.repos.repository import Repository
@@ -113,7 +113,7 @@ async def commits(
                 break
     total = None
     if count and not (since or until):
-        total = int(await repository.git.run(repository.path, "rev-list", "--count", tip))
+        total = int(await repository.run("rev-list", "--count", tip))
     return CommitPage(await repository.commits(shas), next_commit, total)
 
 
@@ -133,7 +133,7 @@ async def _check_in_history(
 
 
 async def is_ancestor(repository: Repository, older: str, newer: str) -> bool:
-    finished = await repository.git.finish(repository.path, "merge-base", "--is-ancestor", older, newer)
+    finished = await repository.finish("merge-base", "--is-ancestor", older, newer)
     if finished.status not in (0, 1):
         raise GitFailed("merge-base", finished)
     return finished.status == 0
@@ -141,7 +141,7 @@ async def is_ancestor(repository: Repository, older: str, newer: str) -> bool:
 
 async def _rev_list(repository: Repository, *options: str) -> AsyncGenerator[str]:
     """Commits from git rev-list, read on demand."""
-    async with repository.git.running(repository.path, "rev-list", *options, "--") as process:
+    async with repository.running("rev-list", *options, "--", timeout=TIMEOUT) as process:
         rest = b""
         while piece := await process.stdout.read(_LINES):
             *lines, rest = (rest + piece).split(b"\n")
@@ -151,19 +151,22 @@ async def _rev_list(repository: Repository, *options: str) -> AsyncGenerator[str
 
 async def compare(repository: Repository, base: str, head: str) -> RevisionComparison:
     """The commits and changes of `head` since its merge base with `base`."""
+    async with repository.holding() as held:
+        return await _compare(held, base, head)
+
+
+async def _compare(repository: Repository, base: str, head: str) -> RevisionComparison:
     old, new = await repository.resolve(base), await repository.resolve(head)
-    counted = await repository.git.run(
-        repository.path, "rev-list", "--left-right", "--count", f"{old}...{new}", "--"
-    )
+    counted = await repository.run("rev-list", "--left-right", "--count", f"{old}...{new}", "--")
     behind, ahead = (int(word) for word in counted.split())
-    shared = await repository.git.finish(repository.path, "merge-base", old, new)
+    shared = await repository.finish("merge-base", old, new)
     start = shared.stdout.decode().split()[0] if shared.status == 0 else old
     return RevisionComparison(ahead, behind, await _changes(repository, start, new))
 
 
 async def _changes(repository: Repository, old: str, new: str) -> list[FileChange]:
-    printed = await repository.git.run(
-        repository.path, "diff-tree", "-r", "-z", "-M", "-C", "--raw", "--numstat", "--abbrev=40", old, new
+    printed = await repository.run(
+        "diff-tree", "-r", "-z", "-M", "-C", "--raw", "--numstat", "--abbrev=40", old, new
     )
     words = printed.decode(errors="replace").split("\0")[:-1]
     facts: dict[str, tuple[str, str, str | None]] = {}

@@ -11,6 +11,7 @@ from typing import TypeVar
 from stead.repos.errors import AmbiguousRevision, RepoDamaged, TooLarge
 from stead.repos.git import Git, GitProcess
 from stead.repos.names import SHA
+from stead.supervision import repeat
 from stead.tasks import cancel_and_wait
 
 MAX_PROCESSES = 32
@@ -121,7 +122,7 @@ class CatFilePool:
             return
         self._idle[reader] = repo, time.monotonic()
         if self._sweeper is None:
-            self._sweeper = asyncio.create_task(self._sweep())
+            self._sweeper = asyncio.create_task(repeat("sweep of idle git readers", self._sweep, IDLE / 4))
         while len(self._idle) > self._most:
             await self._drop_oldest()
 
@@ -138,10 +139,8 @@ class CatFilePool:
         await reader.close()
 
     async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(IDLE / 4)
-            while self._idle and next(iter(self._idle.values()))[1] < time.monotonic() - IDLE:
-                await self._drop_oldest()
+        while self._idle and next(iter(self._idle.values()))[1] < time.monotonic() - IDLE:
+            await self._drop_oldest()
 
     async def stop(self, repo: Path) -> None:
         """Stop the readers of a repository that is about to be deleted."""

@@ -1,4 +1,4 @@
-"""Pre-forked processes under git's user, which exec a git command on request.
+"""Pre-forked processes under a user of git, which exec a git command on request.
 
 Starting a process, switching its user and starting git take about equally long; this leaves only the last
 step.
@@ -12,6 +12,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from stead.processes import EXPENDABLE, set_oom_score
 from stead.tasks import cancel_and_wait
 
 READY = 4
@@ -27,7 +28,7 @@ class PreforkPool:
     """A pool of launcher processes; they exit when their stdin pipe is closed."""
 
     def __init__(self, drop: Sequence[str], environment: Mapping[str, str], limit: int) -> None:
-        """`drop` is the command prefix that switches to git's user."""
+        """`drop` is the command prefix that switches to the user."""
         self._command = [*drop, "sh", "-c", _WAIT]
         self._environment = environment
         self._limit = limit
@@ -78,6 +79,7 @@ class PreforkPool:
                     start_new_session=True,
                     limit=self._limit,
                 )
+                set_oom_score(process.pid, EXPENDABLE)
                 self._ready.append(process)
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from stead.repos.errors import RepoError, RepoNotFound
 from stead.repos.repository import MAX_REFS
 from stead.repos.sizes import RepoSize, lfs_size, measure_repo
 from stead.store.repos import RepoRow, RepoStore
-from stead.tasks import TaskSet, in_thread
+from stead.tasks import TaskSet, Threads
 
 DELAY = 1.0
 """Debounce in seconds: changes within this time are measured together."""
@@ -269,9 +269,9 @@ class RepoQuotas:
             # A repository that is being created or deleted is not in its place.
             if row is None or not path.is_dir():
                 return None
-            size = await in_thread(measure_repo, path)
+            size = await Threads.TREES.run(measure_repo, path)
             if more_lfs is None or row.lfs_size is None:
-                lfs = await in_thread(lfs_size, path)
+                lfs = await Threads.TREES.run(lfs_size, path)
             else:
                 lfs = row.lfs_size + more_lfs
             if (size.objects, lfs, size.refs) != (row.size, row.lfs_size, row.refs):

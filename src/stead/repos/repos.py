@@ -13,23 +13,27 @@ from pathlib import Path
 from typing import Self
 
 from stead.errors import HostError
-from stead.files import exists, give_tree_to, sync_folder, write_atomically
+from stead.files import exists, sync_folder, write_atomically
 from stead.identity.identities import Page
 from stead.logs import get_logger
 from stead.names import check_name
 from stead.processes import ProcessId, end_of
+from stead.repos.confinement import Confinement
 from stead.repos.errors import RepoBusy, RepoLimitExceeded, RepoNotFound
 from stead.repos.git import SETTINGS, Git
+from stead.repos.git_users import GitUsers, OwnedFolder
 from stead.repos.maintenance.housekeeping import ORPHANS_GRACE, Housekeeping, remove_stale_files
 from stead.repos.maintenance.pruning import Pruning
 from stead.repos.names import check_branch
 from stead.repos.objects import CatFilePool
+from stead.repos.places import GitCaller, RepoPlaces, Work
 from stead.repos.quotas import LimitsOf, QuotaReservation, RepoQuotas, SupersededRef
 from stead.repos.repository import Repository
 from stead.repos.sizes import RepoSize, measure_repo
+from stead.shares import KeyedLimit
 from stead.store.database import Database
 from stead.store.repos import RepoRow, RepoStore
-from stead.tasks import KeyedLimit, TaskSet, in_thread
+from stead.tasks import TaskSet, Threads, in_thread
 
 Fill = Callable[[Repository, QuotaReservation], Awaitable[None]]
 """Fills a new repository before it is visible, within the quota."""
@@ -64,13 +68,16 @@ class Repos:
     what happens to the staging folder's contents.
     """
 
-    def __init__(self, database: Database, folder: Path, limits_of: LimitsOf, uid: int | None) -> None:
-        self.git = git = Git(folder / "gitconfig", uid)
+    def __init__(
+        self, database: Database, folder: Path, limits_of: LimitsOf, confined: Confinement | None
+    ) -> None:
+        self.git = git = Git(folder / "gitconfig", confined)
         self.cat_files = CatFilePool(git)
+        self.places = RepoPlaces()
         self._store = RepoStore(database)
         self._folder = folder
         self._limits_of = limits_of
-        self._uid = uid
+        self._users = None if confined is None else GitUsers(confined.uids)
         self.quotas = RepoQuotas(self._store, self._path, limits_of, self._on_measured)
         self.housekeeping = Housekeeping(git, self.quotas.measure)
         self.pruning = Pruning(self._store, self.quotas, self.housekeeping.slot, self.repository)
@@ -83,22 +90,25 @@ class Repos:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
-        cls, database: Database, folder: Path, limits_of: LimitsOf, uid: int | None = None
+        cls, database: Database, folder: Path, limits_of: LimitsOf, confined: Confinement | None = None
     ) -> AsyncIterator[Self]:
         """Open the repositories in a folder, after recovery from a crash.
 
-        Git runs as the user `uid`, who gets ownership of the folder; default: the current user.
+        Confined, git runs as one user for each account, who owns its repositories; otherwise as the current
+        user.
         """
         for each in (folder, folder / "new", folder / "gone"):
             each.mkdir(mode=0o711, exist_ok=True)
-        if uid is not None:
+        if confined is not None:
             _check_reachable(folder)
-            await in_thread(_take_over, folder, uid)
         write_atomically(folder / "gitconfig", SETTINGS.encode(), 0o644)
-        repos = cls(database, folder, limits_of, uid)
+        repos = cls(database, folder, limits_of, confined)
         orphans = await repos.git.end_orphans()
         started = time.time()
         await repos._recover()
+        if repos._users is not None:
+            folders = [OwnedFolder(row.account, repos._path(row.id)) for row in await repos._store.owners()]
+            await Threads.TREES.run(repos._users.take_over, folders)
         try:
             async with TaskSet() as background:
                 background.start(repos._clean_up_after_crash(started, orphans), "tidy up repositories")
@@ -119,20 +129,20 @@ class Repos:
                 log.error("cannot recover a new repository", path=str(staged), error=str(error))
         for removed in list((self._folder / "gone").iterdir()):
             await self._store.delete(removed.name)
-            await in_thread(shutil.rmtree, removed, ignore_errors=True)
+            await Threads.TREES.run(shutil.rmtree, removed, ignore_errors=True)
 
     async def _finish_creation(self, staged: Path) -> None:
         if await self._store.get(staged.name) is not None and not exists(self._path(staged.name)):
             self._publish(staged, self._path(staged.name))
         else:
-            await in_thread(shutil.rmtree, staged, ignore_errors=True)
+            await Threads.TREES.run(shutil.rmtree, staged, ignore_errors=True)
 
     async def _clean_up_after_crash(self, started: float, orphans: Sequence[ProcessId]) -> None:
         """Remove incomplete writes in repositories after a crash, and measure their sizes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ORPHANS_GRACE):
                 await asyncio.gather(*(end_of(orphan) for orphan in orphans))
-        await in_thread(remove_stale_files, self._folder, started)
+        await Threads.TREES.run(remove_stale_files, self._folder, started)
         await self.quotas.measure_all()
 
     def _path(self, repo_id: str) -> Path:
@@ -159,9 +169,12 @@ class Repos:
         async with contextlib.AsyncExitStack() as stack:
             size = RepoSize(0, 0, 0)
             try:
-                await in_thread(self._init_bare, staged, branch)
+                uid = None if self._users is None else self._users.of(account)
+                await in_thread(self._init_bare, staged, branch, uid)
                 if fill is not None:
                     await stack.enter_async_context(self._imports.hold(account))
+                    holder = self.places.of(account, GitCaller(account))
+                    await stack.enter_async_context(holder.hold(Work.TRANSFER))
                     quota = await stack.enter_async_context(self.quotas.creating(account))
                     size = await self._fill(
                         Repository(repo_id, staged, self.git, self.cat_files), fill, quota
@@ -176,7 +189,7 @@ class Repos:
             except BaseException:
                 if not self._path(repo_id).exists():
                     await self._store.delete(repo_id)
-                    await in_thread(shutil.rmtree, staged, ignore_errors=True)
+                    await Threads.TREES.run(shutil.rmtree, staged, ignore_errors=True)
                 raise
         return _info(row)
 
@@ -187,7 +200,7 @@ class Repos:
             await fill(repository, quota)
         finally:
             await self.cat_files.stop(repository.path)
-        size = await in_thread(measure_repo, repository.path)
+        size = await Threads.TREES.run(measure_repo, repository.path)
         await quota.reserve(size.objects)
         await quota.reserve_refs(size.refs)
         return size
@@ -197,7 +210,7 @@ class Repos:
         if limit is not None and await self._store.count(account) >= limit:
             raise RepoLimitExceeded(f"too many repositories: this account has {limit} (its limit)")
 
-    def _init_bare(self, path: Path, branch: str) -> None:
+    def _init_bare(self, path: Path, branch: str, uid: int | None) -> None:
         """Write what `git init --bare` would create, without a process."""
         path.mkdir(mode=0o700)
         for folder in _FOLDERS:
@@ -207,9 +220,10 @@ class Repos:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-        if self._uid is not None:
-            for each in (path, *(path / folder for folder in _FOLDERS), path / "HEAD", path / "config"):
-                os.chown(each, self._uid, self._uid)
+        if uid is not None:
+            # The folder itself comes last: until then no other user can replace what is in it.
+            for each in (*(path / folder for folder in _FOLDERS), path / "HEAD", path / "config", path):
+                os.chown(each, uid, uid)
         sync_folder(path)
         # Create the target folder before the row is written, so that a full disk fails here.
         self._path(path.name).parent.mkdir(mode=0o711, exist_ok=True)
@@ -236,8 +250,13 @@ class Repos:
         return info
 
     def repository(self, repo_id: str) -> Repository:
-        """The contents of an existing repository."""
+        """The contents of an existing repository, for background work."""
         return Repository(repo_id, self._path(repo_id), self.git, self.cat_files)
+
+    def opened(self, info: RepoInfo, user: GitCaller) -> Repository:
+        """The contents of an existing repository, as a caller uses it."""
+        holder = self.places.of(info.account, user)
+        return Repository(info.id, self._path(info.id), self.git, self.cat_files, holder)
 
     async def list(
         self,
@@ -269,19 +288,11 @@ class Repos:
         sync_folder(removed.parent)
         await self._store.delete(repo_id)
         await self.cat_files.stop(self._path(repo_id))
-        self._removals.start(in_thread(shutil.rmtree, removed, ignore_errors=True))
-
-
-def _take_over(folder: Path, uid: int) -> None:
-    """Give all repositories to the user of git, who is another one in a folder restored at another path."""
-    for path in folder.glob("??/*.git"):
-        if path.lstat().st_uid != uid:
-            log.warning("changing the owner of a repository", path=str(path), uid=uid)
-            give_tree_to(uid, path)
+        self._removals.start(Threads.TREES.run(shutil.rmtree, removed, ignore_errors=True))
 
 
 def _check_reachable(folder: Path) -> None:
-    """Check that git's user can traverse the parent folders."""
+    """Check that the users of git can traverse the parent folders."""
     data, *others = folder.resolve().parents
     data.chmod(data.stat().st_mode | stat.S_IXGRP | stat.S_IXOTH)
     for above in others:

@@ -1,6 +1,8 @@
-"""One repository: refs, revisions and commits."""
+"""One repository: git in it, refs, revisions and commits."""
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +15,30 @@ from stead.repos.errors import (
     ReferenceNotFound,
     RepoDamaged,
     TagNotFound,
+    TooLarge,
 )
-from stead.repos.git import Git, GitFailed, check_room
+from stead.repos.folders import read_regular
+from stead.repos.git import (
+    MAX_MEMORY,
+    MAX_OUTPUT,
+    TIMEOUT,
+    Finished,
+    Git,
+    GitFailed,
+    GitProcess,
+    check_room,
+    subcommand,
+)
 from stead.repos.git_messages import GitMessage
 from stead.repos.model import Branch, Commit, Tag, parse_commit, parse_tag
 from stead.repos.names import SHORT_SHA, check_branch, check_sha, is_ref
-from stead.repos.objects import CatFilePool, ObjectInfo
+from stead.repos.objects import CatFile, CatFilePool, ObjectInfo
+from stead.repos.places import PlaceHolder, Work
 
 MAX_REFS = 100_000
 _HEAD = "ref: refs/heads/"
+_MAX_HEAD = 4096
+"""Bytes of the file that names the default branch."""
 ZERO_SHA = "0" * 40
 
 
@@ -51,15 +68,94 @@ class Refs:
 
 
 class Repository:
-    def __init__(self, repo_id: str, path: Path, git: Git, cat_files: CatFilePool) -> None:
+    """A repository as one caller uses it: git waits for a place of that caller.
+
+    Without a caller it waits for none: background work has limits of its own.
+    """
+
+    def __init__(
+        self, repo_id: str, path: Path, git: Git, cat_files: CatFilePool, holder: PlaceHolder | None = None
+    ) -> None:
         self.id = repo_id
         self.path = path
         self.git = git
         self.cat_files = cat_files
+        self._holder = holder
+
+    # Git
+
+    @property
+    def share(self) -> object:
+        """The key under which work for this caller is counted."""
+        return None if self._holder is None else self._holder.user.key
+
+    def counted_elsewhere(self) -> "Repository":
+        """The repository for work that counts in another limit."""
+        return Repository(self.id, self.path, self.git, self.cat_files)
+
+    @contextlib.asynccontextmanager
+    async def holding(self, work: Work = Work.CALL) -> "AsyncIterator[Repository]":
+        """Hold a place during the block, for all git processes of the repository that it yields."""
+        if self._holder is None:
+            yield self
+            return
+        async with self._holder.hold(work):
+            yield self.counted_elsewhere()
+
+    @contextlib.asynccontextmanager
+    async def reader(self) -> AsyncIterator[CatFile]:
+        """A process that reads objects."""
+        async with self.holding(), self.cat_files.lease(self.path) as reader:
+            yield reader
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, *arguments: str, memory: int = MAX_MEMORY, timeout: float | None = None
+    ) -> AsyncIterator[GitProcess]:
+        """See `Git.running`. TooLarge if the block takes longer than `timeout` seconds."""
+        limit = asyncio.timeout(timeout)
+        try:
+            async with (
+                self.holding(),
+                self.git.running(self.path, *arguments, memory=memory) as process,
+                limit,
+            ):
+                yield process
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TooLarge(f"git {subcommand(arguments)} timed out after {timeout:g} s") from None
+
+    async def finish(
+        self,
+        *arguments: str,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float = TIMEOUT,
+        most: int = MAX_OUTPUT,
+        network: bool = False,
+    ) -> Finished:
+        """See `Git.finish`."""
+        async with self.holding():
+            return await self.git.finish(
+                self.path, *arguments, stdin=stdin, env=env, timeout=timeout, most=most, network=network
+            )
+
+    async def run(
+        self,
+        *arguments: str,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        timeout: float = TIMEOUT,
+        most: int = MAX_OUTPUT,
+    ) -> bytes:
+        """See `Git.run`."""
+        async with self.holding():
+            return await self.git.run(self.path, *arguments, stdin=stdin, env=env, timeout=timeout, most=most)
 
     @property
     def default_branch(self) -> str:
-        head = (self.path / "HEAD").read_text().strip()
+        head = read_regular(self.path / "HEAD", _MAX_HEAD).decode(errors="replace").strip()
         if not head.startswith(_HEAD):
             raise RepoDamaged(f"repository {self.id} has no default branch")
         return head.removeprefix(_HEAD)
@@ -71,10 +167,10 @@ class Repository:
         names = {each.name for each in await self.branches()}
         if names and branch not in names:
             raise BranchNotFound(branch)
-        await self.git.run(self.path, "symbolic-ref", "HEAD", f"refs/heads/{branch}")
+        await self.run("symbolic-ref", "HEAD", f"refs/heads/{branch}")
 
     async def any_branch(self) -> bool:
-        return bool(await self.git.run(self.path, "for-each-ref", "--count=1", "refs/heads/"))
+        return bool(await self.run("for-each-ref", "--count=1", "refs/heads/"))
 
     # Revisions
 
@@ -88,7 +184,7 @@ class Repository:
         sha = wanted.lower() if SHORT_SHA.fullmatch(wanted.lower()) else None
         if not names and sha is None:
             raise InvalidRevision(wanted)
-        async with self.cat_files.lease(self.path) as reader:
+        async with self.reader() as reader:
             found = await reader.infos([f"{name}^{{commit}}" for name in names])
             if sha is not None and not any(found):
                 # Git reports ambiguous abbreviations only for a plain request without a type.
@@ -105,11 +201,11 @@ class Repository:
 
     async def info(self, name: str) -> ObjectInfo | None:
         """Type and size of an object; None if it does not exist."""
-        async with self.cat_files.lease(self.path) as reader:
+        async with self.reader() as reader:
             return (await reader.infos([name]))[0]
 
     async def content(self, name: str) -> tuple[ObjectInfo, bytes] | None:
-        async with self.cat_files.lease(self.path) as reader:
+        async with self.reader() as reader:
             return (await reader.contents([name]))[0]
 
     # Refs
@@ -138,7 +234,7 @@ class Repository:
         With `expected=None` the branch must not exist.
         """
         ref = f"refs/heads/{branch}"
-        finished = await self.git.finish(self.path, "update-ref", ref, sha, expected or ZERO_SHA)
+        finished = await self.finish("update-ref", ref, sha, expected or ZERO_SHA)
         if finished.status == 0:
             return True
         if GitMessage.REF_MOVED.found_in(finished.stderr):
@@ -151,7 +247,7 @@ class Repository:
     async def change(self, changes: Sequence[RefChange]) -> bool:
         """Apply all ref changes in one transaction; returns False if a ref was not at its expected commit."""
         commands = "".join(f"{each.command}\0" for each in changes)
-        finished = await self.git.finish(self.path, "update-ref", "-z", "--stdin", stdin=commands.encode())
+        finished = await self.finish("update-ref", "-z", "--stdin", stdin=commands.encode())
         if finished.status == 0:
             return True
         check_room(finished, self.path)
@@ -184,8 +280,7 @@ class Repository:
         """Branches and tags by name."""
         fields = "%(refname)", "%(objectname)", "%(objecttype)"
         wanted = prefixes or ("refs/heads/", "refs/tags/")
-        printed = await self.git.run(
-            self.path,
+        printed = await self.run(
             "for-each-ref",
             f"--count={MAX_REFS}",
             f"--format={'%00'.join(fields)}",
@@ -204,7 +299,7 @@ class Repository:
                 annotated.append((len(refs.tags), name.removeprefix("refs/tags/"), sha))
             refs.tags.append(Tag(name.removeprefix("refs/tags/"), sha, sha))
         if annotated:
-            async with self.cat_files.lease(self.path) as reader:
+            async with self.reader() as reader:
                 found = await reader.contents([sha for _, _, sha in annotated])
             for (place, name, sha), each in zip(annotated, found, strict=True):
                 if each is not None:
@@ -217,7 +312,7 @@ class Repository:
         return (await self.commits([check_sha(sha)]))[0]
 
     async def commits(self, shas: list[str]) -> list[Commit]:
-        async with self.cat_files.lease(self.path) as reader:
+        async with self.reader() as reader:
             found = await reader.contents(shas)
         commits = []
         for sha, each in zip(shas, found, strict=True):

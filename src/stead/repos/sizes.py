@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stead.repos.errors import RepoDamaged
+from stead.repos.folders import read_regular
+
 _BLOCK = 4096
 """File system block size: a file uses a multiple of it."""
 _OWN = b"refs/stead/"
+_MAX_PACKED_REFS = 64 << 20
 _HALF_DONE = ("tmp_", ".tmp-")
 """Name prefixes of git's temporary files."""
 
@@ -58,8 +62,8 @@ def _loose_refs(repository: Path) -> Iterator[bytes]:
 def _packed_refs(repository: Path) -> set[bytes]:
     """Ref names in packed-refs; peeled ids and comments are skipped."""
     try:
-        lines = (repository / "packed-refs").read_bytes().split(b"\n")
-    except FileNotFoundError:
+        lines = read_regular(repository / "packed-refs", _MAX_PACKED_REFS).split(b"\n")
+    except (FileNotFoundError, RepoDamaged):
         return set()
     return {line[41:] for line in lines if line and line[:1] not in b"#^"}
 

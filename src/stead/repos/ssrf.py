@@ -10,13 +10,14 @@ VM through its own HTTPS server, as any client does.
 import asyncio
 import base64
 import contextlib
+import copy
 import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 from urllib.parse import unquote, urljoin
 
 import httpcore2
@@ -24,6 +25,7 @@ import httpx2
 
 from stead.addresses import NOT_THE_INTERNET
 from stead.repos.errors import RepoError, TooLarge
+from stead.repos.name_lookups import NameLookups
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -32,7 +34,8 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 MAX_URL = 4096
 MAX_REDIRECTS = 5
-_LOOKUP_TIMEOUT = 10.0
+_LOOKUP_TIMEOUT = 20.0
+"""Seconds with the wait for the account's share of lookups."""
 _CONNECT_TIMEOUT = 10.0
 _READ_TIMEOUT = 60.0
 _MAX_ADDRESSES = 8
@@ -151,16 +154,25 @@ class SsrfGuard:
         allowed: Sequence[Network] = (),
         *,
         resolve: Resolve | None = None,
+        lookups: NameLookups | None = None,
         tls: ssl.SSLContext | None = None,
         own_names: OwnNames | None = None,
     ) -> None:
-        """`allowed` are non-public networks that may be connected to."""
+        """`allowed` are non-public networks that may be connected to; `resolve` is used instead of DNS."""
         self._allowed = tuple(allowed)
-        self._resolve = resolve or _resolve
+        self._lookups = lookups or NameLookups()
+        self._resolve = resolve
+        self._account: str | None = None
         self._tls = tls
         self._own_names = own_names
         self.own_server: OwnServer | None = None
         """Set while this installation serves HTTPS."""
+
+    def for_account(self, account: str) -> Self:
+        """The same guard, whose lookups of names count for an account."""
+        bound = copy.copy(self)
+        bound._account = account
+        return bound
 
     async def check(self, url: str, *, credentials: bool = False, own: bool = False) -> PinnedTarget:
         """Parse and resolve a URL; refuse hosts that are not on the public internet.
@@ -203,7 +215,7 @@ class SsrfGuard:
             return [ip_address(target.host)]
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT):
-                found = await self._resolve(target.host, target.port)
+                found = await self._look_up(target)
         except (OSError, UnicodeError):
             raise RequestFailed(target.shown, f"cannot resolve {target.host}") from None
         try:
@@ -214,6 +226,11 @@ class SsrfGuard:
         if not addresses:
             raise RequestFailed(target.shown, f"{target.host} has no address")
         return addresses
+
+    async def _look_up(self, target: PinnedTarget) -> Sequence[str]:
+        if self._resolve is not None:
+            return await self._resolve(target.host, target.port)
+        return await self._lookups.addresses(self._account, target.host)
 
     def _refusal(self, address: Address) -> str | None:
         """Why an address, or the IPv4 address embedded in it, is refused; None if it is allowed."""
@@ -415,12 +432,6 @@ def _parse(url: str) -> tuple[str, str, int, str, str | None]:
         pair = f"{unquote(user)}:{unquote(password)}".encode()
         authorization = f"Basic {base64.b64encode(pair).decode()}"
     return parsed.scheme, host, port, parsed.raw_path.decode("ascii"), authorization
-
-
-async def _resolve(host: str, port: int) -> list[str]:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
 
 
 async def _bounded(pieces: AsyncIterator[bytes], target: PinnedTarget, most: int) -> AsyncGenerator[bytes]:

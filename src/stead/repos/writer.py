@@ -90,16 +90,16 @@ class RepoWriter:
         expected: str | None = None,
     ) -> Commit:
         """Commit file changes to a branch, see `committing.commit`."""
-        async with self._changing_refs(repository.id) as quota:
+        async with repository.holding() as held, self._changing_refs(repository.id) as quota:
             return await committing.commit(
-                repository, changes, message, branch=branch, author=author, expected=expected, quota=quota
+                held, changes, message, branch=branch, author=author, expected=expected, quota=quota
             )
 
     async def create_branch(self, repository: Repository, name: str, sha: str | None = None) -> Branch:
         """Create a branch at a commit; default: the head of the default branch."""
-        async with self._changing_refs(repository.id) as quota:
+        async with repository.holding() as held, self._changing_refs(repository.id) as quota:
             await quota.reserve_refs(1)
-            return await repository.create_branch(name, sha)
+            return await held.create_branch(name, sha)
 
     async def delete(self, repo_id: str) -> None:
         """Delete a repository permanently, with its cached search results."""

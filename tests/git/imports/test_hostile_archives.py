@@ -142,6 +142,7 @@ HOSTILE_ZIPS: dict[str, bytes] = {
     "device": zip_of((zipped("a", stat.S_IFCHR | 0o644), b"")),
     "lzma": zip_of(("a", b"x" * 100), method=zipfile.ZIP_LZMA),
     "bzip2": zip_of(("a", b"x" * 100), method=zipfile.ZIP_BZIP2),
+    "no name": zip_of(("Za", b"x")).replace(b"Za", b"\0a"),
     "lie": lying_zip(),
     "changed": changed_zip(),
     "encrypted": encrypted_zip(),

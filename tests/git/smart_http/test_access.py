@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from stead.api.smart_http import is_git_stream
+from stead.api.smart_http import git_body_limit
 from stead.repos.transfer.serving import InvalidStream, PushCommands, TooManyCommands, packet
 from support.git_client import GitClient, basic
 from support.git_hosting import RepoServer, served
@@ -192,7 +192,8 @@ def test_only_packs_and_lfs_objects_are_streamed() -> None:
         ("PUT", f"/{repo}/git-receive-pack"): False,
     }
     for (method, path), streamed in calls.items():
-        assert is_git_stream({"method": method, "path": path}) == streamed
+        limit = git_body_limit({"method": method, "path": path})
+        assert (limit is not None and limit.size is None) == streamed
 
 
 async def test_invalid_smart_http_requests_are_refused(

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from stead.repos.places import GitPlaces, RepoPlaces, Work
 from stead.repos.transfer.serving import packet
 from support.git_client import GitClient
 from support.git_hosting import RepoServer, served
@@ -93,9 +94,10 @@ async def test_incomplete_git_response_aborts_the_connection(
 
 
 async def test_concurrency_limit_answers_retry_later(tmp_path: Path, git: GitClient) -> None:
-    async with served(tmp_path / "hosting", per_repo=1, max_wait=0.2) as host:
+    places = RepoPlaces({work: GitPlaces(work, 3, max_wait=0.2) for work in Work})
+    async with served(tmp_path / "hosting", places=places) as host:
         repo, work = await filled(host, git)
-        other, _ = await filled(host, git)
+        other = await host.hosting.repos.create(host.hosting.theirs)
         async with _half_a_push(host, repo.id, 100, b""):
             await until(lambda: bool(gits_in(host)), 60)
             async with httpx2.AsyncClient(base_url=host.url) as http:
@@ -103,7 +105,7 @@ async def test_concurrency_limit_answers_retry_later(tmp_path: Path, git: GitCli
                 answer = await http.get(place, headers={"authorization": f"Bearer {host.key}"})
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) > 0
-            await git("ls-remote", host.remote(other))
+            await git("ls-remote", host.remote(other, host.their_key))
 
         async def free() -> bool:
             return (await git.run("push", "origin", "main:next", cwd=work)).status == 0

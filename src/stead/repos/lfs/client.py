@@ -82,7 +82,7 @@ class LfsClient:
         timeout: float,
     ) -> None:
         """`timeout` is in seconds, per object."""
-        self._guard = guard
+        self._guard = guard.for_account(quota.account)
         self._repository = repository
         self._objects = objects
         self._quota = quota

@@ -36,12 +36,10 @@ async def pointed_objects(
 ) -> list[LfsObject]:
     """The LFS objects reachable from the new objects and not from the known ones."""
     question = "".join([*(f"{sha}\n" for sha in new), *(f"^{sha}\n" for sha in known)])
-    printed = await repository.git.run(
-        repository.path, *_SMALL_FILES, stdin=question.encode(), timeout=timeout
-    )
+    printed = await repository.run(*_SMALL_FILES, stdin=question.encode(), timeout=timeout)
     small = printed.decode().split()
     found: dict[LfsObject, None] = {}
-    async with repository.cat_files.lease(repository.path) as reader:
+    async with repository.reader() as reader:
         for start in range(0, len(small), _AT_ONCE):
             for read in await reader.contents(small[start : start + _AT_ONCE]):
                 if read is not None and (large := parse_pointer(read[1])) is not None:

@@ -7,23 +7,25 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from stead.files import sync_folder
 from stead.repos.errors import DiskFull, RepoError, RepoNotFound, TooLarge
+from stead.repos.folders import folder_below, names_in
 from stead.repos.quotas import QuotaReservation, RepoQuotas
 from stead.repos.repository import Repository
 from stead.repos.sizes import on_disk
-from stead.tasks import in_thread
+from stead.tasks import Threads
 
 MAX_OBJECT = 5 << 30
 MAX_BATCH = 1000
 PIECE = 1 << 20
 _OID = re.compile(r"[0-9a-f]{64}")
 _ABANDONED_AFTER = 24 * 3600.0
+_OBJECTS = "lfs", "objects"
+_UPLOADS = "lfs", "incoming"
 
 
 class LfsObjectNotFound(RepoError):
@@ -68,7 +70,7 @@ class StoredLfsObject:
 
     async def read(self, offset: int, most: int) -> bytes:
         """At least one byte from an offset."""
-        piece = await in_thread(os.pread, self.descriptor, min(PIECE, most), offset)
+        piece = await Threads.OBJECTS.run(os.pread, self.descriptor, min(PIECE, most), offset)
         if not piece:
             raise LfsObjectMismatch("the LFS object is shorter than recorded")
         return piece
@@ -80,30 +82,36 @@ class LfsObjects:
     def __init__(self, repository: Repository, quotas: RepoQuotas, max_object: int = MAX_OBJECT) -> None:
         self._repository = repository
         self._quotas = quotas
-        self._folder = repository.path / "lfs"
         self._max = max_object
 
-    def _path(self, oid: str) -> Path:
+    def _folder_of(self, oid: str, *, make: bool = False) -> contextlib.AbstractContextManager[int]:
+        """The folder of an object, whose name there is its id."""
         if not _OID.fullmatch(oid):
             raise LfsObjectNotFound(oid)
-        return self._folder / "objects" / oid[:2] / oid[2:4] / oid
+        return folder_below(self._repository.path, *_OBJECTS, oid[:2], oid[2:4], make=make)
 
     def size(self, oid: str) -> int | None:
         """The size of an object; None if it does not exist."""
         try:
-            return self._path(oid).lstat().st_size
+            with self._folder_of(oid) as folder:
+                found = os.stat(oid, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     @property
     def may_have_any(self) -> bool:
         """Whether the repository may have objects."""
-        return (self._folder / "objects").exists()
+        try:
+            with folder_below(self._repository.path, *_OBJECTS):
+                return True
+        except FileNotFoundError:
+            return False
 
     async def missing(self, objects: Iterable[LfsObject]) -> list[LfsObject]:
         """The objects that do not exist, or not with this size."""
         wanted = list(objects)
-        sizes = await in_thread(lambda: [self.size(each.oid) for each in wanted])
+        sizes = await Threads.OBJECTS.run(lambda: [self.size(each.oid) for each in wanted])
         return [each for each, size in zip(wanted, sizes, strict=True) if size != each.size]
 
     async def over_limit(self, objects: Iterable[LfsObject]) -> dict[LfsObject, RepoError]:
@@ -134,12 +142,17 @@ class LfsObjects:
 
     @contextlib.contextmanager
     def open(self, oid: str) -> Iterator[StoredLfsObject]:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            descriptor = os.open(self._path(oid), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with self._folder_of(oid) as folder:
+                descriptor = os.open(oid, flags, dir_fd=folder)
         except FileNotFoundError:
             raise LfsObjectNotFound(oid) from None
         try:
-            yield StoredLfsObject(descriptor, os.fstat(descriptor).st_size)
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise LfsObjectNotFound(oid)
+            yield StoredLfsObject(descriptor, found.st_size)
         finally:
             os.close(descriptor)
 
@@ -150,8 +163,9 @@ class LfsObjects:
 
     async def write_reserved(self, quota: QuotaReservation, oid: str, body: AsyncIterator[bytes]) -> None:
         """Store an object as part of a larger write."""
-        path = self._path(oid)
-        descriptor, temporary = await in_thread(self._begin)
+        if not _OID.fullmatch(oid):
+            raise LfsObjectNotFound(oid)
+        descriptor, temporary = await Threads.OBJECTS.run(self._begin)
         hashed = hashlib.sha256()
         size = 0
 
@@ -169,10 +183,10 @@ class LfsObjects:
                 if size > self._max:
                     raise TooLarge(f"LFS object too large (max {self._max} bytes)")
                 await quota.reserve(more)
-                await in_thread(put, pieces)
+                await Threads.OBJECTS.run(put, pieces)
             if hashed.hexdigest() != oid:
                 raise LfsObjectMismatch(f"checksum mismatch: received {hashed.hexdigest()}, expected {oid}")
-            if await in_thread(self._finish, descriptor, temporary, path):
+            if await Threads.OBJECTS.run(self._finish, descriptor, temporary, oid):
                 quota.lfs += on_disk(size)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -180,42 +194,50 @@ class LfsObjects:
             raise
         finally:
             os.close(descriptor)
-            temporary.unlink(missing_ok=True)
+            self._discard(temporary)
 
-    def _begin(self) -> tuple[int, Path]:
-        folder = self._folder / "incoming"
+    def _begin(self) -> tuple[int, str]:
+        """Create a file for an upload; returns its descriptor and name."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        temporary = secrets.token_hex(16)
         try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            self._remove_abandoned(folder)
-            temporary = folder / secrets.token_hex(16)
-            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), temporary
+            with folder_below(self._repository.path, *_UPLOADS, make=True) as folder:
+                _remove_abandoned(folder)
+                return os.open(temporary, flags, 0o600, dir_fd=folder), temporary
         except FileNotFoundError:
             raise RepoNotFound(self._repository.id) from None
 
-    def _remove_abandoned(self, folder: Path) -> None:
-        """Remove partial uploads that a crash left behind."""
-        for left in folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if left.lstat().st_mtime < time.time() - _ABANDONED_AFTER:
-                    left.unlink()
+    def _discard(self, temporary: str) -> None:
+        """Remove an upload, unless it was published."""
+        with (
+            contextlib.suppress(FileNotFoundError),
+            folder_below(self._repository.path, *_UPLOADS) as folder,
+        ):
+            os.unlink(temporary, dir_fd=folder)
 
-    def _finish(self, descriptor: int, temporary: Path, path: Path) -> bool:
+    def _finish(self, descriptor: int, temporary: str, oid: str) -> bool:
         """Publish the object; returns whether it is new."""
         os.fsync(descriptor)
-        made = []
         try:
-            for folder in reversed([path.parent, *path.parent.parents][:3]):
-                with contextlib.suppress(FileExistsError):
-                    folder.mkdir(mode=0o700)
-                    made.append(folder.parent)
-            new = not path.exists()
-            temporary.rename(path)
+            with (
+                folder_below(self._repository.path, *_UPLOADS) as uploads,
+                self._folder_of(oid, make=True) as folder,
+            ):
+                new = oid not in names_in(folder)
+                os.rename(temporary, oid, src_dir_fd=uploads, dst_dir_fd=folder)
+                os.fsync(folder)
+                return new
         except FileNotFoundError:
             raise RepoNotFound(self._repository.id) from None
-        for folder in (path.parent, *reversed(made)):
-            sync_folder(folder)
-        return new
+
+
+def _remove_abandoned(folder: int) -> None:
+    """Remove partial uploads that a crash left behind."""
+    for left in names_in(folder):
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(left, dir_fd=folder, follow_symlinks=False)
+            if status.st_mtime < time.time() - _ABANDONED_AFTER:
+                os.unlink(left, dir_fd=folder)
 
 
 async def _batches(body: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:

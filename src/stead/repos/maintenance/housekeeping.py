@@ -6,11 +6,14 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+import stat
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from stead.errors import SteadError
 from stead.logs import get_logger
+from stead.repos.errors import RepoDamaged
+from stead.repos.folders import folder_below
 from stead.repos.git import Git
 from stead.repos.repository import Repository
 from stead.tasks import SingleFlight
@@ -27,10 +30,10 @@ TIMEOUT = 3600.0
 _AT_ONCE = 1
 _SPARE = 4 << 20
 _STALE_FILES = {
-    "": r".*\.lock|packed-refs\.new|fast_import_crash_.*",
-    "refs": r".*\.lock",
-    "objects": r".*\.(lock|keep)|\.?tmp[_-].*",
-    "lfs/incoming": r".*",
+    (): r".*\.lock|packed-refs\.new|fast_import_crash_.*",
+    ("refs",): r".*\.lock",
+    ("objects",): r".*\.(lock|keep)|\.?tmp[_-].*",
+    ("lfs", "incoming"): r".*",
 }
 """Locks and temporary files of killed processes, by folder of a repository."""
 
@@ -105,21 +108,28 @@ def remove_stale_files(folder: Path, before: float) -> None:
 
     Stale locks would block all later writes, and temporary files use space that is not counted.
     """
-    for left in _stale_files(folder):
-        with contextlib.suppress(FileNotFoundError):
-            if left.lstat().st_mtime >= before:
-                continue
-            log.warning("removed incomplete repository", path=str(left))
-            if left.is_dir() and not left.is_symlink():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                left.unlink()
-
-
-def _stale_files(folder: Path) -> Iterator[Path]:
     for repository in folder.glob("??/*.git"):
         for place, pattern in _STALE_FILES.items():
-            for above, folders, files in os.walk(repository / place):
-                yield from (Path(above, name) for name in (*folders, *files) if re.fullmatch(pattern, name))
-                if not place:
-                    break
+            try:
+                with folder_below(repository, *place) as top:
+                    _remove_stale(top, repository.joinpath(*place), pattern, before, recursive=bool(place))
+            except FileNotFoundError:
+                continue
+            except RepoDamaged as error:
+                log.error("cannot tidy up a repository", path=str(repository), error=str(error))
+
+
+def _remove_stale(top: int, path: Path, pattern: str, before: float, *, recursive: bool) -> None:
+    for above, folders, files, inside in os.fwalk(dir_fd=top):
+        for name in [name for name in (*folders, *files) if re.fullmatch(pattern, name)]:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=inside, follow_symlinks=False)
+                if status.st_mtime >= before:
+                    continue
+                log.warning("removed incomplete repository", path=str(path / above / name))
+                if stat.S_ISDIR(status.st_mode):
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=inside)
+                else:
+                    os.unlink(name, dir_fd=inside)
+        if not recursive:
+            break

@@ -8,6 +8,7 @@ again.
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,11 +16,15 @@ from pathlib import Path
 from stead.errors import SteadError
 from stead.logs import get_logger
 from stead.repos.errors import DiskFull
+from stead.repos.folders import folder_below, names_in
+from stead.repos.git import GitFailed
+from stead.repos.git_messages import GitMessage
 from stead.repos.maintenance.housekeeping import TIMEOUT, has_room
 from stead.repos.quotas import RepoQuotas, SupersededRef
 from stead.repos.repository import Repository
 from stead.store.repos import RepoRow, RepoStore
-from stead.tasks import in_thread
+from stead.supervision import repeat
+from stead.tasks import Threads
 
 GRACE = 14 * 86400.0
 """Seconds that an object must be unreachable before it is removed."""
@@ -29,7 +34,11 @@ _CHECK_EVERY = 600.0
 _MAX_WAIT = 900.0
 """Seconds to wait for writers; after that the next run tries again."""
 _MAX_COMPARED = 1000
+_REPACKS = 3
+"""Attempts while pushes move refs to commits that are not in the packs being indexed."""
 _EXPIRED = "expired"
+_LOOSE = re.compile("[0-9a-f]{2}")
+"""Folders of objects that are in no pack."""
 
 log = get_logger("stead.repos")
 
@@ -61,22 +70,21 @@ class Pruning:
         if len(superseded) > _MAX_COMPARED or any(new is None for _, new in superseded):
             return True
         lines = "".join(f"{old}\n^{new}\n" for old, new in superseded)
-        finished = await repository.git.finish(
-            repository.path, "rev-list", "--max-count=1", "--stdin", stdin=lines.encode()
-        )
+        finished = await repository.finish("rev-list", "--max-count=1", "--stdin", stdin=lines.encode())
         return finished.status != 0 or bool(finished.stdout)
 
     async def run(self, folder: Path) -> None:
         """Background loop: prune repositories when they are due."""
         # Restore packs that an interrupted prune moved aside.
-        await in_thread(_restore_all_expired, folder)
-        while True:
-            for row in await self._store.due(time.time_ns()):
-                try:
-                    await self._prune_due(row)
-                except (SteadError, OSError) as error:
-                    log.warning("prune failed", repo=row.id, error=str(error))
-            await asyncio.sleep(_CHECK_EVERY)
+        await Threads.TREES.run(_restore_all_expired, folder)
+        await repeat("prune check", self._prune_all_due, _CHECK_EVERY, at_once=True)
+
+    async def _prune_all_due(self) -> None:
+        for row in await self._store.due(time.time_ns()):
+            try:
+                await self._prune_due(row)
+            except (SteadError, OSError) as error:
+                log.warning("prune failed", repo=row.id, error=str(error))
 
     async def _prune_due(self, row: RepoRow) -> None:
         self._rescheduled.discard(row.id)
@@ -96,31 +104,41 @@ class Pruning:
         async with self._slot:
             if not has_room(path):
                 raise DiskFull
-            await in_thread(_restore_expired, path)
+            await Threads.TREES.run(_restore_expired, path)
             await git.run(path, "commit-graph", "write", "--reachable", "--split=replace", timeout=TIMEOUT)
-            await in_thread(_touch_objects, path / "objects")
-            try:
-                await git.run(
-                    path,
-                    "repack",
-                    "--cruft",
-                    f"--cruft-expiration={int(time.time() - grace)}",
-                    f"--expire-to={path / _EXPIRED}",
-                    *("-d", "-q", "--write-midx", "--write-bitmap-index"),
-                    timeout=TIMEOUT,
-                )
-            except BaseException:
-                await in_thread(_restore_expired, path)
-                raise
+            await Threads.TREES.run(_touch_objects, path)
+            for attempt in range(_REPACKS):
+                try:
+                    await self._repack(repository, grace)
+                    break
+                except GitFailed as error:
+                    if attempt == _REPACKS - 1 or not GitMessage.BITMAP_RACE.found_in(error.finished.stderr):
+                        raise
         await repository.cat_files.stop(path)
         if expired := _expired_packs(path):
             if not await self._is_complete_without_expired(repository):
                 log.info("prune aborted: object referenced again", repo=repository.id)
-                await in_thread(_restore_expired, path)
+                await Threads.TREES.run(_restore_expired, path)
                 return EVERY
-            await in_thread(_remove, expired)
+            await Threads.TREES.run(_remove, expired)
         await self._quotas.measure(repository.id)
         return grace if any((path / "objects" / "pack").glob("*.mtimes")) else None
+
+    async def _repack(self, repository: Repository, grace: float) -> None:
+        path = repository.path
+        try:
+            await repository.git.run(
+                path,
+                "repack",
+                "--cruft",
+                f"--cruft-expiration={int(time.time() - grace)}",
+                f"--expire-to={path / _EXPIRED}",
+                *("-d", "-q", "--write-midx", "--write-bitmap-index"),
+                timeout=TIMEOUT,
+            )
+        except BaseException:
+            await Threads.TREES.run(_restore_expired, path)
+            raise
 
     async def _is_complete_without_expired(self, repository: Repository) -> bool:
         """Whether the packs moved aside are still unreferenced after current writers finished."""
@@ -141,19 +159,24 @@ def _nanoseconds(seconds: float) -> int:
 async def _is_complete(repository: Repository) -> bool:
     try:
         everything = "rev-list", "--objects", "--all", "--quiet"
-        finished = await repository.git.finish(repository.path, *everything, timeout=TIMEOUT)
+        finished = await repository.finish(*everything, timeout=TIMEOUT)
     except SteadError:
         return False
     return finished.status == 0
 
 
-def _touch_objects(objects: Path) -> None:
+def _touch_objects(path: Path) -> None:
     """Set the time of all objects outside cruft packs to now, where their grace period starts."""
-    for pack in objects.glob("pack/*.pack"):
-        if not pack.with_suffix(".mtimes").exists():
-            os.utime(pack)
-    for loose in objects.glob("[0-9a-f][0-9a-f]/*"):
-        os.utime(loose)
+    with folder_below(path, "objects", "pack") as packs:
+        names = set(names_in(packs))
+        for name in names:
+            if name.endswith(".pack") and f"{name.removesuffix('.pack')}.mtimes" not in names:
+                os.utime(name, dir_fd=packs, follow_symlinks=False)
+    with folder_below(path, "objects") as objects:
+        for folder in filter(_LOOSE.fullmatch, names_in(objects)):
+            with folder_below(path, "objects", folder) as loose:
+                for name in names_in(loose):
+                    os.utime(name, dir_fd=loose, follow_symlinks=False)
 
 
 def _expired_packs(path: Path) -> list[Path]:
@@ -162,8 +185,11 @@ def _expired_packs(path: Path) -> list[Path]:
 
 
 def _restore_expired(path: Path) -> None:
-    for part in _expired_packs(path):
-        part.rename(path / "objects" / "pack" / part.name.replace(_EXPIRED, "pack", 1))
+    if not (expired := _expired_packs(path)):
+        return
+    with folder_below(path, "objects", "pack") as packs:
+        for part in expired:
+            os.rename(part, part.name.replace(_EXPIRED, "pack", 1), dst_dir_fd=packs)
 
 
 def _restore_all_expired(folder: Path) -> None:

@@ -15,7 +15,7 @@ from stead.repos.repository import Repository
 from stead.repos.search.lines import MAX_MATCHES, MAX_TEXT, Hit, match_ends, matching_lines
 from stead.repos.search.processes import LineSplitter, OutputBuffer, first_phase, run
 from stead.repos.search.query import Query
-from stead.tasks import in_thread
+from stead.tasks import Threads
 
 COUNTING = 5.0
 """Seconds to spend on counting results outside the page."""
@@ -95,7 +95,7 @@ class Diffs:
         matched: list[str] = []
         size, enough = _FIRST_BATCH, first_phase(until)
         command = "rev-list", "--no-merges", tip, "--"
-        async with self._repository.git.running(self._repository.path, *command) as process:
+        async with self._repository.running(*command) as process:
             while not self.stopped and (batch := await self._next(process, size, enough)):
                 for each in await self._find(batch, enough):
                     if first <= len(matched) < end:
@@ -157,7 +157,7 @@ class Diffs:
         gathered = OutputBuffer()
         arguments = [*_DIFF_TREE, "-z", "--raw", "--", *self._specs]
         complete = await run(self._repository, arguments, gathered, until, stdin=_lines(shas))
-        changes = await in_thread(_changes, gathered.data)
+        changes = await Threads.PARSING.run(_changes, gathered.data)
         if not complete:
             self.stopped = True
             if changes:

@@ -11,7 +11,7 @@ from stead.repos.names import EMPTY_TREE
 from stead.repos.repository import Repository
 from stead.repos.search.processes import OutputBuffer, run
 from stead.repos.search.query import Query
-from stead.tasks import in_thread
+from stead.tasks import Threads, in_thread
 
 _SUBMODULE = "160000"
 Listing = list[tuple[bytes, str]]
@@ -60,7 +60,7 @@ async def matching_names(
     def pick() -> Listing:
         return [each for each in listing if text.search(each[0].decode(errors="replace"))]
 
-    return await in_thread(pick), True
+    return await Threads.PARSING.run(pick), True
 
 
 async def _grep_names(

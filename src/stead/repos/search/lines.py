@@ -146,7 +146,7 @@ async def matching_lines(
     try:
         return await search_blobs(wanted, _Reading(room, per_blob))
     except LargeFile:
-        async with repository.cat_files.lease(repository.path) as reader:
+        async with repository.reader() as reader:
             infos = await reader.infos(wanted)
         small = [info.sha for info in infos if info is not None and info.size < MAX_SEARCHED]
         return await search_blobs(small, _Reading(room, per_blob))

@@ -22,11 +22,14 @@ from stead.repos.search.diffs import CommitDiff, Diffs
 from stead.repos.search.file_names import NamedFile, list_tree, matching_names, parse_tree
 from stead.repos.search.processes import SHA_LINE, OutputBuffer, first_phase, run
 from stead.repos.search.query import JitStackExhausted, Query, Scope, pathspecs
-from stead.tasks import KeyedLimit, in_thread
+from stead.shares import KeyedLimit
+from stead.tasks import Threads
 
 TIMEOUT = 30.0
 MAX_RESULTS = 1000
 MAX_CONTEXT = 20
+_MAX_WAITING = 64
+"""Searches of an account that wait."""
 _ROW = 300
 """Approximate bytes of a result row besides its text."""
 C = TypeVar("C")
@@ -144,7 +147,7 @@ async def _asked(
 
 
 class Search:
-    """Runs searches with a concurrency limit, and caches results.
+    """Runs searches, of which an account has at most half at a time, and caches results.
 
     Branch and tag names are resolved each time; results are cached by commit, so they are never stale.
     """
@@ -152,7 +155,10 @@ class Search:
     def __init__(self, *, timeout: float = TIMEOUT, at_once: int | None = None) -> None:
         self.cache = SearchCache()
         self._timeout = timeout
-        self._slots = KeyedLimit(at_once or max(2, os.cpu_count() or 1), busy=lambda: RepoBusy("searches"))
+        total = at_once or max(2, os.cpu_count() or 1)
+        self._slots = KeyedLimit(
+            total, max(1, total // 2), max_waiting=_MAX_WAITING, busy=lambda: RepoBusy("searches")
+        )
 
     def drop_repo(self, repo_id: str) -> None:
         """Drop the cached results of a deleted repository."""
@@ -167,9 +173,9 @@ class Search:
         if commit is None:
             return ContentFound(0, 0, False, False, [])
 
-        async def find(wanted: Query, until: float) -> tuple[ContentFound, int]:
+        async def find(repository: Repository, wanted: Query, until: float) -> tuple[ContentFound, int]:
             counted = await self._count(repository, commit, wanted, specs, until)
-            part = await in_thread(counted.page, page.offset, page.end)
+            part = await Threads.PARSING.run(counted.page, page.offset, page.end)
             files, complete = await files_with_lines(repository, wanted, part, asked.context, until)
             stopped = counted.stopped or not complete
             more = page.has_more(len(files), counted.files, stopped)
@@ -187,16 +193,16 @@ class Search:
         if commit is None:
             return FilesFound(0, False, False, [])
 
-        async def find(wanted: Query, until: float) -> tuple[FilesFound, int]:
+        async def find(repository: Repository, wanted: Query, until: float) -> tuple[FilesFound, int]:
             printed, complete = await self._complete(
                 (repository.id, "tree", commit, specs),
                 lambda: list_tree(repository, commit, specs, first_phase(until)),
             )
             found, seen_all = await matching_names(
-                repository, wanted, await in_thread(parse_tree, printed), until
+                repository, wanted, await Threads.PARSING.run(parse_tree, printed), until
             )
             part = found[page.offset : page.end]
-            async with repository.cat_files.lease(repository.path) as reader:
+            async with repository.reader() as reader:
                 infos = await reader.infos([sha for _, sha in part])
             files = [
                 NamedFile(path.decode(errors="replace"), info.size if info else 0)
@@ -218,7 +224,9 @@ class Search:
         if tip is None:
             return CommitsFound(0, False, False, [])
 
-        async def find(wanted: Query, until: float) -> tuple[CommitsFound[Commit], int]:
+        async def find(
+            repository: Repository, wanted: Query, until: float
+        ) -> tuple[CommitsFound[Commit], int]:
             shas, complete = await self._complete(
                 (repository.id, "history", tip, wanted),
                 lambda: _matching_commits(repository, tip, wanted, first_phase(until)),
@@ -240,7 +248,9 @@ class Search:
         if tip is None:
             return CommitsFound(0, False, False, [])
 
-        async def find(wanted: Query, until: float) -> tuple[CommitsFound[CommitDiff], int]:
+        async def find(
+            repository: Repository, wanted: Query, until: float
+        ) -> tuple[CommitsFound[CommitDiff], int]:
             key = (repository.id, "changes", tip, wanted, specs)
             diffs = Diffs(repository, wanted, specs)
             shas: bytes | None = self.cache.get(key)
@@ -260,7 +270,7 @@ class Search:
         self,
         repository: Repository,
         asked: _Asked,
-        find: Callable[[Query, float], Awaitable[tuple[Found, int]]],
+        find: Callable[[Repository, Query, float], Awaitable[tuple[Found, int]]],
     ) -> Found:
         """The cached result, or a new one, which is cached if it is complete."""
         key = (repository.id, "answer", asked)
@@ -269,13 +279,14 @@ class Search:
             return kept
         query = asked.query
         until = asyncio.get_running_loop().time() + self._timeout
-        async with self._slots.hold(repository.id, max_wait=self._timeout):
+        async with self._slots.hold(repository.share, max_wait=self._timeout):
+            searched = repository.counted_elsewhere()
             if query.regex and query.whole_word:
-                await _check(repository, replace(query, whole_word=False), until)
+                await _check(searched, replace(query, whole_word=False), until)
             try:
-                answer, size = await find(query, until)
+                answer, size = await find(searched, query, until)
             except JitStackExhausted:
-                answer, size = await find(replace(query, jit=False), until)
+                answer, size = await find(searched, replace(query, jit=False), until)
         if not answer.stopped:
             self.cache.put(key, answer, size)
         return answer

@@ -10,8 +10,8 @@ from stead.repos.fast_import import Author, quoted, signed
 from stead.repos.git import Finished, GitFailed, check_room
 from stead.repos.names import check_path
 from stead.repos.repository import Repository
-from stead.repos.transfer.archives import LINK, ArchiveInvalid, ArchiveMember, printable
-from stead.tasks import cancel_and_wait, in_thread
+from stead.repos.transfer.archives import LINK, ArchiveInvalid, ArchiveMember, ReadingPause, printable
+from stead.tasks import Threads, cancel_and_wait
 
 _MAX_NAMES = 24 << 20
 """Total characters of names and link targets, which are held in memory until the end."""
@@ -20,6 +20,8 @@ _MAX_STEPS = 20_000_000
 _MAX_HOPS = 40
 _BATCH = 256 << 10
 _PIECES = 4096
+_PAUSE_STEPS = 100_000
+"""Steps through links after which the check pauses."""
 
 
 class ArchiveTree:
@@ -34,9 +36,12 @@ class ArchiveTree:
         self._names = 0
         self.folder_found = not folder
 
-    def blobs(self, found: Iterable[ArchiveMember]) -> Iterator[bytes]:
-        """The fast-import commands for the contents, in pieces of any size."""
+    def blobs(self, found: Iterable[ArchiveMember | ReadingPause]) -> Iterator[bytes]:
+        """The fast-import commands for the contents, in pieces of any size; an empty one is a pause."""
         for member in found:
+            if isinstance(member, ReadingPause):
+                yield b""
+                continue
             self._count(member.name)
             path = self._inside(_place(member.name))
             if path is None:
@@ -64,13 +69,16 @@ class ArchiveTree:
             yield b"\n"
 
     def lines(self) -> Iterator[bytes]:
-        """The fast-import commands for the commit's files, after a check of all paths and links."""
+        """The fast-import commands for the commit's files, after a check of all paths and links.
+
+        An empty piece is a pause.
+        """
         # Sort / before all other characters, so that a folder is followed by its entries.
         ordered = sorted(self._files, key=lambda path: path.replace("/", "\0"))
         for path, after in itertools.pairwise(ordered):
             if after.startswith(f"{path}/"):
                 raise InvalidPath(after, f"{path} is a file or a link in the same archive")
-        _check_links(self._links)
+        yield from _check_links(self._links)
         for path, (mode, mark) in self._files.items():
             yield b"M %s :%d %s\n" % (mode.encode(), mark, quoted(path))
 
@@ -108,13 +116,16 @@ def _place(name: str) -> str | None:
     return check_path("/".join(parts))
 
 
-def _check_links(links: dict[str, str]) -> None:
+def _check_links(links: dict[str, str]) -> Iterator[bytes]:
     """Refuse symbolic links that point outside the repository, directly or through other links."""
-    steps = 0
+    steps = paused_at = 0
     for path, target in links.items():
         here = path.split("/")[:-1]
         ahead = _parts(path, target)
         hops = 0
+        if steps - paused_at > _PAUSE_STEPS:
+            paused_at = steps
+            yield b""
         while ahead:
             steps += 4 + len(here)
             if steps > _MAX_STEPS:
@@ -151,11 +162,11 @@ def one_commit(branch: str, message: str, author: Author, lines: Iterable[bytes]
 async def run_fast_import(repository: Repository, script: Iterator[bytes]) -> None:
     """Run fast-import with a script, which is generated while it is written."""
     batches = _batches(script)
-    async with repository.git.running(repository.path, "fast-import", "--quiet", "--done") as process:
+    async with repository.running("fast-import", "--quiet", "--done") as process:
         stderr = asyncio.create_task(process.errors())
         try:
             with contextlib.suppress(ConnectionError):
-                while batch := await in_thread(next, batches, b""):
+                while (batch := await Threads.PARSING.run(next, batches, None)) is not None:
                     process.stdin.write(batch)
                     await process.stdin.drain()
             await process.close_input()
@@ -166,16 +177,17 @@ async def run_fast_import(repository: Repository, script: Iterator[bytes]) -> No
                 raise GitFailed("fast-import", finished)
         finally:
             await cancel_and_wait(stderr)
-            await in_thread(batches.close)
+            await Threads.PARSING.run(batches.close)
 
 
 def _batches(pieces: Iterator[bytes]) -> Generator[bytes, None, None]:
+    """Join pieces; a pause ends a batch, which may be empty."""
     waiting: list[bytes] = []
     size = 0
     for piece in pieces:
         waiting.append(piece)
         size += len(piece)
-        if size >= _BATCH or len(waiting) >= _PIECES:
+        if not piece or size >= _BATCH or len(waiting) >= _PIECES:
             yield b"".join(waiting)
             waiting, size = [], 0
     if waiting:

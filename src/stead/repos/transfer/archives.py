@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import io
 import lzma
+import os
 import stat
 import struct
 import tarfile
@@ -15,9 +16,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from stead.files import open_regular
 from stead.repos.errors import RepoError, TooLarge
 
 Kind = Literal["tar", "zip"]
@@ -27,6 +30,12 @@ _MAX_LINK = 4096
 _XZ_MEMORY = 128 << 20
 _PIECE = 256 << 10
 _BLOCK = 512
+_PAUSE_EVERY = 1 << 20
+"""Bytes after which the reader pauses."""
+_ENTRY_COST = 512
+"""Bytes that an entry without content counts as."""
+_MAX_BARREN = 4 << 20
+"""Packed bytes that may unpack to nothing: streams of empty blocks would hold a thread for minutes."""
 _SIZE_OF_LIST = 5
 _MAX_LIST = 64 << 20
 _UNIX, _ENCRYPTED, _UTF8 = 3, 1, 0x800
@@ -35,6 +44,12 @@ _UNKNOWN_COMPRESSIONS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x9d": "compress", b
 
 class ArchiveInvalid(RepoError):
     """An archive that is corrupt, or has an entry that cannot be in a repository."""
+
+
+class ReadingPause(Enum):
+    """Yielded between entries after some work, so that no step of a generator holds its thread for long."""
+
+    PAUSE = "pause"
 
 
 @dataclass(frozen=True)
@@ -60,13 +75,20 @@ class ArchiveMember:
     """The target of a hard link: the name of an earlier entry with the same content."""
 
 
-def members(kind: Kind, archive: Path, bounds: ArchiveLimits) -> Iterator[ArchiveMember]:
-    """The entries of an archive, in order."""
-    budget = _Budget(bounds, archive.stat().st_size)
-    with archive.open("rb") as file:
-        for number, member in enumerate(_MEMBERS[kind](file, budget)):
-            if number >= bounds.entries:
-                raise TooLarge(f"the archive has too many files and folders (max {bounds.entries})")
+def members(kind: Kind, archive: Path, bounds: ArchiveLimits) -> Iterator[ArchiveMember | ReadingPause]:
+    """The entries of an archive, in order, with pauses between them.
+
+    The archive is a file that git's user may have replaced: links are not followed.
+    """
+    with os.fdopen(open_regular(archive), "rb", buffering=0) as raw:
+        packed = _PackedFile(raw)
+        budget = _Budget(bounds, os.fstat(raw.fileno()).st_size, packed)
+        number = 0
+        for member in _MEMBERS[kind](io.BufferedReader(packed), budget):
+            if isinstance(member, ArchiveMember):
+                number += 1
+                if number > bounds.entries:
+                    raise TooLarge(f"the archive has too many files and folders (max {bounds.entries})")
             yield member
 
 
@@ -79,18 +101,60 @@ def reading(kind: Kind) -> Iterator[None]:
         raise ArchiveInvalid(f"invalid {kind} archive: {error}") from error
 
 
-class _Budget:
-    """The remaining budget of unpacked bytes."""
+class _PackedFile(io.RawIOBase):
+    """The archive's file. Refuses data that unpacks to nothing."""
 
-    def __init__(self, bounds: ArchiveLimits, packed: int) -> None:
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self._barren = 0
+        self.max_barren = _MAX_BARREN
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what io hands in is one
+        size = self._file.readinto(buffer)
+        self._barren += size
+        if self._barren > self.max_barren:
+            raise ArchiveInvalid(f"more than {self.max_barren >> 20} MiB of compressed data without content")
+        return size
+
+    def unpacked(self) -> None:
+        """Content came out of what was read."""
+        self._barren = 0
+
+
+class _Budget:
+    """The remaining budget of unpacked bytes, and the work since the last pause."""
+
+    def __init__(self, bounds: ArchiveLimits, size: int, packed: _PackedFile) -> None:
         self.bounds = bounds
-        self.most = min(bounds.unpacked, max(bounds.ratio_from, bounds.ratio * packed))
+        self.most = min(bounds.unpacked, max(bounds.ratio_from, bounds.ratio * size))
         self.used = 0
+        self.packed = packed
+        self._since_pause = 0
 
     def take(self, size: int) -> None:
         self.used += size
         if self.used > self.most:
             raise TooLarge(f"the archive is too large unpacked (max {self.most} bytes)")
+
+    def work(self, size: int) -> None:
+        """Count bytes that were read."""
+        self.packed.unpacked()
+        self._since_pause += size
+
+    def pauses(self) -> Iterator[ReadingPause]:
+        """A pause if one is due."""
+        if self._since_pause >= _PAUSE_EVERY:
+            self._since_pause = 0
+            yield ReadingPause.PAUSE
 
 
 # Tar
@@ -159,6 +223,7 @@ class _Blocks:
         parts: list[bytes] = []
         while size and (part := self._stream.read(size)):
             self._budget.take(len(part))
+            self._budget.work(len(part))
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
@@ -174,13 +239,14 @@ class _Blocks:
             yield self.whole(min(_PIECE, size - place))
 
 
-def _tar(file: BinaryIO, budget: _Budget) -> Iterator[ArchiveMember]:
+def _tar(file: BinaryIO, budget: _Budget) -> Iterator[ArchiveMember | ReadingPause]:
     """Parse headers one by one with the standard library: no header decides how much memory is used."""
     with contextlib.closing(_unpacked(file)) as stream:
         blocks = _Blocks(stream, budget)
         records: dict[str, str] = {}
         header = blocks.whole(_BLOCK)
         while header.strip(b"\0"):
+            yield from budget.pauses()
             info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
             if info.size < 0:
                 raise tarfile.ReadError("negative file size")
@@ -195,11 +261,11 @@ def _tar(file: BinaryIO, budget: _Budget) -> Iterator[ArchiveMember]:
             records = {}
             if sparse:
                 raise ArchiveInvalid(f"{info.name!r} is a sparse file, which is not supported")
-            yield from _tar_member(info, size, blocks)
+            yield from _tar_member(info, size, blocks, budget)
             header = blocks.read(_BLOCK)
         while blocks.read(_PIECE):
             # Read to the end of the stream: its checksum is there.
-            pass
+            yield from budget.pauses()
 
 
 def _content_of_extension(blocks: _Blocks, size: int) -> bytes:
@@ -235,7 +301,9 @@ def _extension(kind: bytes, data: bytes) -> dict[str, str]:
     return records
 
 
-def _tar_member(info: tarfile.TarInfo, size: int, blocks: _Blocks) -> Iterator[ArchiveMember]:
+def _tar_member(
+    info: tarfile.TarInfo, size: int, blocks: _Blocks, budget: _Budget
+) -> Iterator[ArchiveMember | ReadingPause]:
     """One entry. Only regular files have content after their header, whatever size other entries claim."""
     if info.isdir():
         yield ArchiveMember(info.name, None)
@@ -248,7 +316,7 @@ def _tar_member(info: tarfile.TarInfo, size: int, blocks: _Blocks) -> Iterator[A
         yield ArchiveMember(info.name, _mode(info.mode), size, lambda: content)
         for _ in content:
             # Skip content that was not read.
-            pass
+            yield from budget.pauses()
         blocks.whole(-size % _BLOCK)
     else:
         raise ArchiveInvalid(f"{printable(info.name)!r} is not a file, folder or link")
@@ -267,10 +335,15 @@ def _link(name: str, target: bytes) -> ArchiveMember:
 # Zip
 
 
-def _zip(file: BinaryIO, budget: _Budget) -> Iterator[ArchiveMember]:
-    _check_count(file, budget.bounds.entries)
+def _zip(file: BinaryIO, budget: _Budget) -> Iterator[ArchiveMember | ReadingPause]:
+    # The file list is read at once.
+    budget.packed.max_barren = 2 * _MAX_LIST
+    yield from _check_count(file, budget)
     with zipfile.ZipFile(file) as archive:
+        budget.packed.max_barren = _MAX_BARREN
         for info in archive.infolist():
+            budget.work(_ENTRY_COST)
+            yield from budget.pauses()
             yield _zip_member(archive, info, budget)
 
 
@@ -280,6 +353,8 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget
         # Many tools write UTF-8 without the flag; text in another encoding is rarely valid UTF-8.
         with contextlib.suppress(UnicodeError):
             name = name.encode("cp437").decode()
+    if not name:
+        raise ArchiveInvalid("an entry has no name")
     kind = stat.S_IFMT(info.external_attr >> 16) if info.create_system == _UNIX else 0
     if info.is_dir() or kind == stat.S_IFDIR:
         return ArchiveMember(name, None)
@@ -298,8 +373,9 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget
     return ArchiveMember(name, _mode(info.external_attr >> 16 if kind else 0), info.file_size, content)
 
 
-def _check_count(file: BinaryIO, most: int) -> None:
+def _check_count(file: BinaryIO, budget: _Budget) -> Iterator[ReadingPause]:
     """Check the size of the central directory before the zip module loads it into memory."""
+    most = budget.bounds.entries
     # Locate it as the zip module does; otherwise the module could read another directory than the one
     # checked.
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
@@ -313,6 +389,8 @@ def _check_count(file: BinaryIO, most: int) -> None:
     while data := file.read(4 << 20):
         count += (rest + data).count(b"PK\x01\x02")
         rest = data[-3:]
+        budget.work(len(data))
+        yield from budget.pauses()
     if count > most:
         raise TooLarge(f"the archive has too many files and folders (max {most})")
     file.seek(0)
@@ -327,6 +405,7 @@ def _zip_content(
         with archive.open(info) as content:
             while piece := content.read(_PIECE):
                 size += len(piece)
+                budget.work(len(piece))
                 yield piece
         if size != info.file_size:
             raise zipfile.BadZipFile(f"unexpected end of {info.filename!r}")

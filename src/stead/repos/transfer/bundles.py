@@ -12,7 +12,9 @@ from stead.identity.callers import Caller
 from stead.logs import get_logger
 from stead.repos.access import RepoAccess
 from stead.repos.errors import RepoDamaged, RepoNotFound
+from stead.repos.folders import read_regular
 from stead.repos.git import GitProcess
+from stead.repos.places import GitCaller, Work
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
 from stead.tasks import in_background
@@ -100,7 +102,8 @@ class Bundles:
         """
         repository = await self._readable(bundle.account, bundle.repo)
         async with (
-            repository.git.running(repository.path, *_PACK) as process,
+            repository.holding(Work.TRANSFER) as held,
+            held.running(*_PACK) as process,
             in_background(process.errors()) as errors,
         ):
             yield _pieces(repository, process, bundle.tips, errors)
@@ -109,7 +112,7 @@ class Bundles:
         info = await self._repos.get(repo)
         if await self._access.level(Caller(account), info) is None:
             raise RepoNotFound(repo)
-        return self._repos.repository(repo)
+        return self._repos.opened(info, GitCaller(account))
 
 
 def is_id(name: str) -> bool:
@@ -119,9 +122,10 @@ def is_id(name: str) -> bool:
 
 async def _fixed(repository: Repository, account: str, url: str, rev: str | None) -> Bundle:
     head = repository.default_branch
-    shallow = repository.path / "shallow"
-    boundary = shallow.read_bytes() if shallow.exists() else b""
-    refs = await repository.git.run(repository.path, *_REFS, most=_MAX_REFS)
+    boundary = b""
+    with contextlib.suppress(FileNotFoundError):
+        boundary = read_regular(repository.path / "shallow", _MAX_REFS)
+    refs = await repository.run(*_REFS, most=_MAX_REFS)
     branch = commit = None
     if rev is not None:
         branch = rev.removeprefix("refs/heads/")

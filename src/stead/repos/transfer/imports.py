@@ -96,9 +96,7 @@ class Imports:
                 else:
                     branch = asked or wanted.branch or remote.head or repository.default_branch
                     await self._fetch_one(remotes, repository, remote, wanted, branch, depth)
-                await repository.git.run(
-                    repository.path, "symbolic-ref", "HEAD", BRANCHES + check_branch(branch)
-                )
+                await repository.run("symbolic-ref", "HEAD", BRANCHES + check_branch(branch))
 
         return fill
 
@@ -169,7 +167,7 @@ class Imports:
         return True
 
     async def _set_ref(self, repository: Repository, ref: str, rev: str) -> None:
-        await repository.git.run(repository.path, "update-ref", ref, await repository.resolve(rev))
+        await repository.run("update-ref", ref, await repository.resolve(rev))
 
     async def _drop_temporary_refs(self, repository: Repository) -> None:
         """Delete the temporary refs and objects that only they need."""
@@ -282,7 +280,7 @@ class Imports:
         """Download a file; returns its name."""
         most = _download_limit(quota, self._most)
         with _over_quota(quota, self._most):
-            async with self._guard.stream_get(
+            async with self._guard.for_account(quota.account).stream_get(
                 url, most_bytes=most, timeout=self._timeout, credentials=True
             ) as answer:
                 check_status(answer)
@@ -294,7 +292,7 @@ class Imports:
     async def _fsck(self, repository: Repository, source: str) -> None:
         """Run fsck with the same checks as for a push."""
         options = "--strict", "--no-dangling", "--no-progress"
-        finished = await repository.git.finish(repository.path, "fsck", *options, timeout=self._timeout)
+        finished = await repository.finish("fsck", *options, timeout=self._timeout)
         if finished.status != 0:
             raise SourceInvalid(source, last_message(finished, "error"))
 
@@ -311,7 +309,8 @@ def remotes_with_quota(guard: SsrfGuard, quota: QuotaReservation, most: int, tim
     """A git client limited to the quota of a write."""
     room = _download_limit(quota, most)
     exceeded = quota.exceeded if room < most else None
-    return Remotes(guard, most_bytes=room, timeout=timeout, exceeded=exceeded)
+    bound = guard.for_account(quota.account)
+    return Remotes(bound, most_bytes=room, timeout=timeout, exceeded=exceeded)
 
 
 def _download_limit(quota: QuotaReservation, most: int) -> int:

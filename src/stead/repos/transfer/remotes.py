@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoError, TooLarge
+from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoDamaged, RepoError, TooLarge
+from stead.repos.folders import read_regular
 from stead.repos.git import Finished, check_room
 from stead.repos.git_messages import GitMessage
 from stead.repos.names import SHORT_SHA, is_ref
@@ -20,7 +21,7 @@ from stead.repos.ssrf import (
     git_options,
     shown,
 )
-from stead.tasks import cancel_and_wait, in_thread
+from stead.tasks import Threads, cancel_and_wait, in_thread
 
 BRANCHES, TAGS = "refs/heads/", "refs/tags/"
 _CHECK_EVERY = 0.25
@@ -28,6 +29,7 @@ _ADVERTISED = "/info/refs?service=git-upload-pack"
 _ADVERTISEMENT = "application/x-git-upload-pack-advertisement"
 _NO_GIT = "no git repository with the smart HTTP protocol"
 _MAX_ADVERTISEMENT = 64 << 20
+_MAX_TRACE = 64 << 20
 _CLIENT = {"User-Agent": "git/2.39 (stead)", "Git-Protocol": "version=2"}
 """Some servers only accept git clients."""
 
@@ -218,23 +220,23 @@ class Remotes:
 
     async def _git(self, repository: Repository, target: PinnedTarget, *arguments: str) -> Finished:
         """Run git pinned to the checked addresses, with a limit on the repository's growth."""
-        before = await in_thread(folder_size, repository.path)
+        before = await Threads.TREES.run(folder_size, repository.path)
         trace = repository.path / "trace"
         env = {**git_environment(target), "GIT_TRACE2_EVENT": str(trace)}
         running = asyncio.create_task(
-            repository.git.finish(
-                repository.path,
+            repository.finish(
                 *git_options(target),
                 *arguments,
                 env=env,
                 timeout=self._timeout + 1,
                 most=_MAX_ADVERTISEMENT,
+                network=True,
             )
         )
         try:
             while not running.done():
                 await asyncio.wait({running}, timeout=_CHECK_EVERY)
-                if await in_thread(folder_size, repository.path) - before > self._most:
+                if await Threads.TREES.run(folder_size, repository.path) - before > self._most:
                     if self._exceeded is not None:
                         raise self._exceeded()
                     raise TooLarge(f"{target.shown} too large (max {self._most >> 20} MiB)")
@@ -304,8 +306,8 @@ def printable(text: str) -> str:
 def _pop_trace(trace: Path, word: bytes) -> bool:
     """Whether a word is in a file; the file is removed."""
     try:
-        return word in trace.read_bytes()
-    except FileNotFoundError:
+        return word in read_regular(trace, _MAX_TRACE)
+    except (FileNotFoundError, RepoDamaged):
         return False
     finally:
         trace.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import fcntl
-import os
 import re
 import shutil
 import signal
@@ -13,13 +12,15 @@ from enum import StrEnum
 from pathlib import Path
 
 from stead.logs import get_logger
-from stead.repos.errors import DiskFull, RepoBusy, RepoError, RepoNotFound, TooLarge
+from stead.repos.errors import DiskFull, RepoError, RepoNotFound, TooLarge
+from stead.repos.folders import folder_below, names_in
 from stead.repos.git import Finished, GitFailed, GitProcess, is_full
+from stead.repos.places import Work
 from stead.repos.quotas import QuotaExceeded, SupersededRef
 from stead.repos.repos import Repos
 from stead.repos.repository import ZERO_SHA, Repository
 from stead.repos.writer import RepoWriter, Write
-from stead.tasks import KeyedLimit, cancel_and_wait, finished, in_thread
+from stead.tasks import Threads, cancel_and_wait, finished
 
 MAX_COMMANDS = 10_000
 """Maximum refs per push."""
@@ -28,8 +29,6 @@ MAX_PUSH = 4 << 30
 MAX_NEGOTIATION = 256 << 20
 """Maximum bytes of a fetch negotiation."""
 TIMEOUT = 3600.0
-MAX_WAIT = 30.0
-PER_REPO = 8
 PIECE = 256 << 10
 _COMMANDS_ROOM = 64 << 20
 _COMPLETION = 64 << 20
@@ -40,7 +39,7 @@ _FINISH_GRACE = 60.0
 """Seconds for receive-pack to finish after the client left: if killed, it could leave locks."""
 _PUSHABLE = ("heads", "tags", "notes", "pull", "changes", "merge-requests")
 _OWN = "refs/stead"
-_INCOMING = "tmp_objdir-incoming-*"
+_INCOMING = "tmp_objdir-incoming-"
 _PROTOCOL_PART = r"[a-z][a-z0-9-]{0,63}(?:=[A-Za-z0-9._/-]{0,64})?"
 _PROTOCOL = re.compile(rf"{_PROTOCOL_PART}(?::{_PROTOCOL_PART}){{0,7}}")
 _COMMAND = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40}) ")
@@ -298,21 +297,12 @@ class PackServer:
         *,
         max_push: int = MAX_PUSH,
         max_commands: int = MAX_COMMANDS,
-        at_once: int | None = None,
-        per_repo: int = PER_REPO,
-        max_wait: float = MAX_WAIT,
         timeout: float = TIMEOUT,
     ) -> None:
         self._git = repos.git
         self._writer = writer
         self._max_push = max_push
         self._max_commands = max_commands
-        self._clients = KeyedLimit(
-            at_once or 2 * (os.cpu_count() or 1) + 8,
-            per_repo,
-            max_wait=max_wait,
-            busy=lambda: RepoBusy("git clients"),
-        )
         self._timeout = timeout
         self._pushing: Counter[str] = Counter()
         self._capabilities: bytes | None = None
@@ -362,7 +352,7 @@ class PackServer:
     ) -> AsyncIterator[PackTransfer]:
         env = {} if protocol is None else {"GIT_PROTOCOL": protocol}
         most, push, room = MAX_NEGOTIATION, None, None
-        async with self._clients.hold(repository.id), contextlib.AsyncExitStack() as stack:
+        async with repository.holding(Work.TRANSFER), contextlib.AsyncExitStack() as stack:
             _check_exists(repository)
             if service is GitService.RECEIVE_PACK and body is not None:
                 await stack.enter_async_context(self._pushing_in(repository))
@@ -403,8 +393,9 @@ class PackServer:
         if self._pushing[repository.id]:
             return
         del self._pushing[repository.id]
-        for left in list((repository.path / "objects").glob(_INCOMING)):
-            await in_thread(shutil.rmtree, left, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError), folder_below(repository.path, "objects") as objects:
+            for left in [name for name in names_in(objects) if name.startswith(_INCOMING)]:
+                await Threads.TREES.run(shutil.rmtree, left, ignore_errors=True, dir_fd=objects)
 
     def _settings(self, service: GitService, room: int | None) -> tuple[str, ...]:
         if service is GitService.UPLOAD_PACK:

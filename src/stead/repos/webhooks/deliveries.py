@@ -15,10 +15,11 @@ from stead.logs import get_logger
 from stead.repos.errors import RepoError
 from stead.repos.ssrf import RemoteResponse, SsrfGuard
 from stead.repos.webhooks.retries import DeliveryProgress, DeliveryState
-from stead.repos.webhooks.signing import WebhookSigner
+from stead.repos.webhooks.signing import SignedDelivery, WebhookSigner
+from stead.shares import KeyedLimit
 from stead.store.database import Database
 from stead.store.triggers import DeliveryRow, DeliveryStore, DestinationRow, TriggerStore
-from stead.tasks import KeyedLimit, SingleFlight, TaskSet, finished
+from stead.tasks import SingleFlight, TaskSet, finished
 
 SIGNATURE_HEADER = "x-freestyle-signature"
 ID_HEADER = "x-stead-delivery"
@@ -177,16 +178,18 @@ class DeliveryQueue:
 
     async def _send(self, row: DeliveryRow, to: DestinationRow) -> AttemptResult:
         body = row.body.encode()
+        signed = SignedDelivery(row.id, to.endpoint, to.repo)
         headers = {
             "Content-Type": "application/json",
             ID_HEADER: row.id,
-            SIGNATURE_HEADER: self._signing.sign(body, self._clock.now() / _SECOND),
+            SIGNATURE_HEADER: self._signing.sign(body, signed, self._clock.now() / _SECOND),
         }
         answered: RemoteResponse | None = None
         content = b""
         try:
-            target = await self._guard.check(to.endpoint, own=True)
-            async with self._guard.request(
+            guard = self._guard.for_account(to.account)
+            target = await guard.check(to.endpoint, own=True)
+            async with guard.request(
                 "POST", target, most_bytes=sys.maxsize, timeout=self._timeout, headers=headers, content=body
             ) as answered:
                 async for piece in answered.pieces:

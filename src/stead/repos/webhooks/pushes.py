@@ -1,5 +1,6 @@
 """Push detection: changed branches and files, and the triggers that they match."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +32,20 @@ class PushEvent:
     delivery_id: str
     update: BranchUpdate
     detected_at: datetime
+
+    def body(self) -> str:
+        """The body of the webhook, whose names receivers rely on."""
+        return json.dumps(
+            {
+                "event": "branchUpdate",
+                "repoId": self.repo_id,
+                "branch": self.update.branch,
+                "commit": self.update.new,
+                "previousCommit": self.update.old,
+                "deliveryId": self.delivery_id,
+                "timestamp": self.detected_at.isoformat(timespec="milliseconds"),
+            }
+        )
 
 
 class TriggerFilter:
@@ -67,8 +82,7 @@ async def changed_files(repository: Repository, update: BranchUpdate) -> list[st
     """
     try:
         old = update.old or await _merge_base(repository, update)
-        printed = await repository.git.run(
-            repository.path,
+        printed = await repository.run(
             *("diff-tree", "-r", "-z", "--name-only", "--no-renames", old, update.new),
             timeout=_COMPARE_TIMEOUT,
             most=_MAX_CHANGED_BYTES,
@@ -83,7 +97,5 @@ async def _merge_base(repository: Repository, update: BranchUpdate) -> str:
     if repository.default_branch == update.branch:
         return EMPTY_TREE
     main = f"refs/heads/{repository.default_branch}"
-    finished = await repository.git.finish(
-        repository.path, "merge-base", main, update.new, timeout=_COMPARE_TIMEOUT
-    )
+    finished = await repository.finish("merge-base", main, update.new, timeout=_COMPARE_TIMEOUT)
     return finished.stdout.decode().strip() if finished.status == 0 else EMPTY_TREE

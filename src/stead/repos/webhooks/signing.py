@@ -1,6 +1,7 @@
-"""Webhook signatures: EdDSA JWTs over the body's hash, and the public key as JWKS."""
+"""Webhook signatures: EdDSA JWTs over the body's hash and its destination, and the public key as JWKS."""
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +29,15 @@ class EdDsaRegistry(JWSRegistry):
         return self.algorithms[name] if name == ALGORITHM else super().get_alg(name)
 
 
+@dataclass(frozen=True)
+class SignedDelivery:
+    """What a signature is for: all repositories of an installation have one key, so it names its receiver."""
+
+    id: str
+    endpoint: str
+    repo: str
+
+
 class WebhookSigner:
     """The Ed25519 key of this installation."""
 
@@ -51,11 +61,14 @@ class WebhookSigner:
         key.ensure_kid()
         return cls(key, issuer)
 
-    def sign(self, body: bytes, now: float) -> str:
-        """A JWT for exactly this body, valid from now for VALID seconds."""
+    def sign(self, body: bytes, delivery: SignedDelivery, now: float) -> str:
+        """A JWT for exactly this body and this receiver, valid from now for VALID seconds."""
         header = {"alg": ALGORITHM, "kid": self._key.kid}
         claims = {
             "iss": self._issuer,
+            "aud": delivery.endpoint,
+            "sub": delivery.repo,
+            "jti": delivery.id,
             "iat": int(now),
             "exp": int(now) + VALID,
             "body_sha256": hashlib.sha256(body).hexdigest(),

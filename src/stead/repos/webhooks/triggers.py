@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Self
@@ -21,9 +22,11 @@ from stead.repos.webhooks.deliveries import GRACE, MAX_KEPT, TIMEOUT, Clock, Del
 from stead.repos.webhooks.pushes import BranchUpdate, PushEvent, TriggerFilter, branches_of, changed_files
 from stead.repos.webhooks.retries import DeliveryState
 from stead.repos.webhooks.signing import WebhookSigner
+from stead.shares import KeyedLock
 from stead.store.database import Database
 from stead.store.triggers import DeliveryRow, DeliveryStore, TriggerRow, TriggerStore
-from stead.tasks import KeyedLock, SingleFlight, in_background, in_thread
+from stead.supervision import repeat
+from stead.tasks import SingleFlight, Threads, in_background
 
 EVENT = "push"
 MAX_TRIGGERS = 50
@@ -44,8 +47,6 @@ _PRUNE_EVERY = 60
 """Retention runs once per this many catch-up runs."""
 
 log = get_logger("stead.triggers")
-
-Payload = Callable[[PushEvent], str]
 
 
 class InvalidTrigger(RepoError):
@@ -117,7 +118,6 @@ class Triggers:
         repos: Repos,
         guard: SsrfGuard,
         deliveries: DeliveryQueue,
-        payload: Payload,
         clock: Clock,
     ) -> None:
         self._store = TriggerStore(database)
@@ -125,7 +125,6 @@ class Triggers:
         self._repos = repos
         self._guard = guard
         self._deliveries = deliveries
-        self._payload = payload
         self._clock = clock
         self._locks = KeyedLock()
         self._detections = SingleFlight[None]()
@@ -139,19 +138,15 @@ class Triggers:
         repos: Repos,
         signing: WebhookSigner,
         guard: SsrfGuard,
-        payload: Payload,
         *,
         clock: Clock | None = None,
         timeout: float = TIMEOUT,
         grace: float = GRACE,
     ) -> AsyncIterator[Self]:
-        """Resume pending deliveries and detect changes made meanwhile.
-
-        `payload` makes the body of a webhook.
-        """
+        """Resume pending deliveries and detect changes made meanwhile."""
         clock = clock or Clock()
         deliveries = DeliveryQueue(database, guard, signing, clock, timeout)
-        triggers = cls(database, repos, guard, deliveries, payload, clock)
+        triggers = cls(database, repos, guard, deliveries, clock)
         triggers._missed.update(await triggers._store.repos())
         await deliveries.start()
         try:
@@ -181,7 +176,8 @@ class Triggers:
             raise InvalidTrigger(f"globs expand to {globs_in_all} patterns (max {MAX_ALTERNATIVES})")
         with contextlib.suppress(RequestFailed):
             # The name may become resolvable later: it is resolved for each delivery.
-            await self._guard.check(endpoint, own=True)
+            account = (await self._repos.get(repo)).account
+            await self._guard.for_account(account).check(endpoint, own=True)
         async with self._locks.hold(repo):
             repository = await self._repository(repo)
             others = await self._store.in_repo(repo)
@@ -298,14 +294,14 @@ class Triggers:
         full = set[str]()
         rows: list[DeliveryRow] = []
         compared = glob_matches = 0
-        for update, candidates in await in_thread(_matching_branches, rules, updates[:MAX_UPDATES]):
+        for update, candidates in await Threads.PARSING.run(_matching_branches, rules, updates[:MAX_UPDATES]):
             matching = [trigger for trigger in candidates if trigger not in full]
             globs = sum(rules[trigger].globs for trigger in matching)
             if globs and compared < _MAX_COMPARED and glob_matches < _MAX_GLOB_MATCHES:
                 paths = await changed_files(repository, update)
                 compared += 1
                 glob_matches += globs * len(paths or ())
-                matching = await in_thread(_matching_files, rules, matching, paths)
+                matching = await Threads.PARSING.run(_matching_files, rules, matching, paths)
             for trigger in matching:
                 if room[trigger] > 0:
                     room[trigger] -= 1
@@ -319,7 +315,7 @@ class Triggers:
         now = self._clock.now()
         delivery = str(uuid.uuid4())
         event = PushEvent(repo, delivery, update, datetime.fromtimestamp(now / 1e9, UTC))
-        return new_delivery(trigger, self._payload(event), now, delivery_id=delivery)
+        return new_delivery(trigger, event.body(), now, delivery_id=delivery)
 
     def _dropped(self, repo: str, trigger: str, update: BranchUpdate) -> DeliveryRow:
         """A failed delivery that records the drop."""
@@ -330,21 +326,17 @@ class Triggers:
 
     async def _catch_up(self) -> None:
         """Background loop: detect changes made while the server was down, and retry failed detections."""
-        rounds = 0
-        while True:
+        rounds = itertools.count()
+
+        async def catch_up() -> None:
             missed, self._missed = sorted(self._missed), set()
             for start in range(0, len(missed), _AT_ONCE):
                 await asyncio.gather(*(self.refs_changed(repo) for repo in missed[start : start + _AT_ONCE]))
-            if rounds % _PRUNE_EVERY == 0:
-                await self._prune()
-            rounds += 1
-            await self._clock.sleep(_CATCH_UP_EVERY)
+            if next(rounds) % _PRUNE_EVERY == 0:
+                await self._deliveries.prune()
 
-    async def _prune(self) -> None:
-        try:
-            await self._deliveries.prune()
-        except Exception as error:
-            log.warning("delivery retention failed", error=str(error))
+        name = "search for missed pushes"
+        await repeat(name, catch_up, _CATCH_UP_EVERY, at_once=True, sleep=self._clock.sleep)
 
     async def _repository(self, repo: str) -> Repository:
         await self._repos.get(repo)
