@@ -26,11 +26,13 @@ from websockets.exceptions import ConnectionClosed
 from stead import addresses
 from stead.addresses import GATEWAY
 from stead.edge import configuration, gate
+from stead.edge import edge as edges
 from stead.edge.caddy import caddy_program
 from stead.edge.edge import edge_folder
 from stead.edge.ssh.failures import ConnectionPlaces
 from stead.host import resolvers
 from stead.processes import ProcessId
+from stead.settings import Settings
 from support.edge_with_namespaces import EdgeWithNamespaces, FakeVm, echo_app, edge_with_namespaces
 from support.links import CERTAIN
 from support.name_server import NameServer, dns_socket, name_server
@@ -114,7 +116,7 @@ async def test_a_port_that_does_not_listen_gets_502_or_a_page_that_reloads(
     before = time.monotonic()
     answer = await edge_ns.curl(url)
     assert (answer.status, answer.json()["code"]) == (502, "CONNECTION_REFUSED")
-    assert f"nothing listens on port 8080 of VM {vm.id}" in answer.json()["message"]
+    assert "nothing listens on port 8080 of the VM" in answer.json()["message"]
     assert time.monotonic() - before >= 1.0, "it waited for the port"
     page = await edge_ns.curl(url, "-H", "Accept: text/html")
     assert page.status == 502
@@ -512,3 +514,15 @@ async def test_grpc_reaches_the_vm_over_http_2(
     finally:
         process.kill()
         await process.wait()
+
+
+async def test_a_key_that_does_not_fit_its_certificate_is_replaced(root: None, tmp_path: Path) -> None:
+    """As after a crash between the two writes: Caddy would not start any more."""
+    settings = Settings(data=tmp_path)
+    assert edges._sign_certificates(settings, tmp_path / "edge")
+    assert not edges._sign_certificates(settings, tmp_path / "edge")
+    for name in ("intermediate", "local", "style.dev"):
+        file, other = tmp_path / "edge" / f"{name}.key", tmp_path / "ca" / "root.key"
+        file.write_bytes(other.read_bytes())
+        assert edges._sign_certificates(settings, tmp_path / "edge"), name
+        assert file.read_bytes() != other.read_bytes()

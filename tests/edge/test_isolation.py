@@ -128,7 +128,7 @@ async def test_an_absolute_uri_leads_where_the_vm_sees_it(
     """The URI overrides the host (RFC 9112, section 3.2.2), and the VM sees the name that the edge used."""
     for target, expected in (
         ("http://victim.style.dev/x", (victim.id, ["victim.style.dev"] * 2)),
-        ("https://VICTIM.style.dev:1234/x", (victim.id, ["VICTIM.style.dev:1234"] * 2)),
+        ("https://VICTIM.style.dev:1234/x", (victim.id, ["victim.style.dev:1234"] * 2)),
         (f"http://{victim.address}/", None),
         (f"http://{victim.address}:80/x", None),
         ("http://127.0.0.1:2019/config/", ("api", ["127.0.0.1:2019"] * 2)),

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from websockets.asyncio.client import connect
 
-from stead.host.authority import Authority
+from stead.host.authority import Authority, create_root
 from stead.settings import Settings
 from support.debian_packages import unpacked
 from support.documents import run_by
@@ -60,7 +60,8 @@ async def proxied(
     network: None, root: None, cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Proxied]:
     folder = tmp_path_factory.mktemp("proxy")
-    authority = Authority.open(Settings(data=folder))
+    create_root(folder / "ca", "CA of the proxy", ())
+    authority = Authority.open(Settings(data=folder, ca=folder / "ca"))
     pair = authority.server_certificate([_NAME, "127.0.0.1"])
     (folder / f"{_NAME}.pem").write_bytes(pair.certificate)
     (folder / f"{_NAME}.key").write_bytes(pair.key)

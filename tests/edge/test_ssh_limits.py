@@ -1,22 +1,17 @@
-"""Limits of the SSH gateway for guesses and silent connections, its log and its host key: real clients."""
+"""Limits of the SSH gateway for failed logins and silent connections, its log, its host key: real clients."""
 
 import asyncio
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import asyncssh
 import pytest
 import pytest_asyncio
 
-from stead.edge.ssh import gateway
-from stead.edge.ssh.client import GatewayLimits
-from stead.edge.ssh.failures import ConnectionPlaces, FailureLimit
-from stead.edge.ssh.gateway import default_limits
-from stead.machines.records import Properties
+from stead.edge.ssh.gateway import GatewayLimits
 from support.run_cli import Shell
 from support.ssh_gateway_with_sshd import WAIT, Ended, SshGatewayWithSshd, ssh_gateway_with_sshd
 from support.waiting import until
@@ -25,27 +20,13 @@ pytestmark = pytest.mark.usefixtures("root", "network")
 
 _WRONG = "stid_" + "x" * 43
 _INTERVAL = 60.0
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+_PROMPTS = ("-o", "PreferredAuthentications=password", "-o", "NumberOfPasswordPrompts=9")
 
 
 @pytest_asyncio.fixture(scope="module")
 async def ssh_gateway(root: None, network: None, cache: Path) -> AsyncIterator[SshGatewayWithSshd]:
     async with ssh_gateway_with_sshd(cache) as ssh_gateway:
         yield ssh_gateway
-
-
-def _limits(clock: Clock, *, address: int = 100, vm: int = 100) -> GatewayLimits:
-    return replace(
-        default_limits(100),
-        by_address=FailureLimit(address, _INTERVAL, clock=clock),
-        by_vm=FailureLimit(vm, _INTERVAL, clock=clock),
-    )
 
 
 async def _login(
@@ -56,83 +37,76 @@ async def _login(
     )
 
 
-async def test_guesses_of_an_address_are_limited(ssh_gateway: SshGatewayWithSshd) -> None:
-    clock = Clock()
-    async with ssh_gateway.limited(_limits(clock, address=3)) as limited:
-        for _ in range(3):
+async def test_failed_logins_of_a_network_become_slow_and_a_valid_token_does_not(
+    ssh_gateway: SshGatewayWithSshd, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = GatewayLimits(100, failures=2, failure_interval=_INTERVAL)
+    async with ssh_gateway.limited(limits) as limited:
+        caplog.set_level(logging.WARNING)
+        for _ in range(4):
             ended = await _login(limited, "127.0.0.5", _WRONG)
             assert ended.code == 255 and "unknown VM or token" in ended.err
-        refused = await _login(limited, "127.0.0.5")
-        assert refused.code == 255 and refused.out == "" and "trace" not in refused.err, "closed at once"
-        assert (await _login(limited, "127.0.0.6")).out == "in\n"
-        clock.now += _INTERVAL
+        refused = [each for each in caplog.records if 'event="ssh login refused"' in each.getMessage()]
+        assert len(refused) == 2, "later ones are not logged"
         assert (await _login(limited, "127.0.0.5")).out == "in\n"
+        # Of the three attempts of a connection, only the first is answered then.
+        ended = await limited.ssh_with_password(_WRONG, "-b", "127.0.0.5", *_PROMPTS)
+        assert ended.code == 255 and ended.err.count("Permission denied, please try again") == 0, ended.err
+        assert (await limited.ssh_with_password(ssh_gateway.token, "-b", "127.0.0.5")).out == "in\n"
 
 
-async def test_guesses_for_a_vm_are_limited_over_all_addresses(ssh_gateway: SshGatewayWithSshd) -> None:
-    clock, machines = Clock(), ssh_gateway.api.installation.machines
-    other = await machines.create(Properties(account=ssh_gateway.api.account))
-    _, token = await ssh_gateway.token_for(vm=other.id)
-    async with ssh_gateway.limited(_limits(clock, vm=3)) as limited:
-        for number in range(3):
-            assert (await _login(limited, f"127.0.1.{number}", _WRONG)).code == 255
-        refused = await _login(limited, "127.0.1.9")
-        assert refused.code == 255 and f"too many failed logins: try again in {_INTERVAL:g} s" in refused.err
-        assert (await _login(limited, "127.0.1.9", token, other.id)).out == "in\n"
-        clock.now += _INTERVAL
-        assert (await _login(limited, "127.0.1.9")).out == "in\n"
-    await other.delete()
+async def test_a_connection_has_three_attempts(ssh_gateway: SshGatewayWithSshd) -> None:
+    ended = await ssh_gateway.ssh_with_password(_WRONG, "-b", "127.0.0.5", *_PROMPTS)
+    assert ended.code == 255 and ended.out == ""
+    assert ended.err.count("Permission denied, please try again") == 2
+    assert "unknown VM or token" in ended.err, "the gateway ends it"
 
 
-async def test_passwords_that_are_guessed_in_one_connection_count_one_by_one(
-    ssh_gateway: SshGatewayWithSshd,
-) -> None:
-    clock = Clock()
-    async with ssh_gateway.limited(_limits(clock, address=4)) as limited:
-        ended = await limited.ssh_with_password(_WRONG, "-b", "127.0.0.5", "-o", "NumberOfPasswordPrompts=9")
-        assert ended.code == 255 and ended.out == ""
-        assert "unknown VM or token" in ended.err, "the gateway ends it, after three attempts"
-        assert (await _login(limited, "127.0.0.5")).out == "in\n", "one is left"
-        assert (await _login(limited, "127.0.0.5", _WRONG)).code == 255
-        assert (await _login(limited, "127.0.0.5")).out == ""
+async def test_another_client_library_logs_in(ssh_gateway: SshGatewayWithSshd) -> None:
+    where = {"host": "127.0.0.1", "port": ssh_gateway.port, "known_hosts": None, "config": None}
+    options = {**where, "username": ssh_gateway.api.vm, "client_keys": None, "agent_path": None}
+    with pytest.raises(asyncssh.PermissionDenied):
+        await asyncssh.connect(**options, password=_WRONG)
+    async with asyncssh.connect(**options, password=ssh_gateway.token) as connection:
+        assert (await connection.run("id -un")).stdout == "root\n"
+        assert connection.get_extra_info("server_version") == "SSH-2.0-Stead"
 
 
-async def test_another_client_library_is_limited_too(ssh_gateway: SshGatewayWithSshd) -> None:
-    async with ssh_gateway.limited(_limits(Clock(), address=2)) as limited:
-        where = {"host": "127.0.0.1", "port": limited.port, "known_hosts": None, "config": None}
-        options = {**where, "username": ssh_gateway.api.vm, "client_keys": None, "agent_path": None}
-        async with asyncssh.connect(**options, password=ssh_gateway.token) as connection:
-            assert (await connection.run("id -un")).stdout == "root\n"
-            assert connection.get_extra_info("server_version") == "SSH-2.0-Stead"
-        for _ in range(2):
-            with pytest.raises(asyncssh.PermissionDenied):
-                await asyncssh.connect(**options, password=_WRONG)
-        with pytest.raises((asyncssh.ConnectionLost, ConnectionError)):
-            await asyncssh.connect(**options, password=ssh_gateway.token)
+async def test_silent_connections_are_closed_in_time(ssh_gateway: SshGatewayWithSshd) -> None:
+    async with ssh_gateway.limited(GatewayLimits(100, login_timeout=3)) as limited:
+        reader, writer = await asyncio.open_connection("127.0.0.1", limited.port)
+        assert await asyncio.wait_for(reader.readline(), WAIT) == b"SSH-2.0-Stead\r\n"
+        assert b"SSH-2.0" not in await asyncio.wait_for(reader.read(), WAIT)
+        writer.close()
 
 
-async def test_silent_connections_leave_room_for_others(
-    ssh_gateway: SshGatewayWithSshd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gateway, "_LOGIN_TIMEOUT", 3)
-    limits = replace(_limits(Clock()), unauthenticated=ConnectionPlaces(4, 2))
+async def test_a_new_connection_gets_the_place_of_a_silent_one(ssh_gateway: SshGatewayWithSshd) -> None:
+    limits = GatewayLimits(100, unauthenticated=4, unauthenticated_per_network=2)
 
-    async def silent(source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def silent(source: str) -> asyncio.StreamReader:
         made = socket.create_connection(("127.0.0.1", limited.port), source_address=(source, 0))
-        return await asyncio.open_connection(sock=made)
+        reader, writer = await asyncio.open_connection(sock=made)
+        opened.append(writer)
+        assert await asyncio.wait_for(reader.readline(), WAIT) == b"SSH-2.0-Stead\r\n"
+        return reader
 
+    async def open_ones() -> int:
+        return sum(not reader.at_eof() for reader in readers)
+
+    opened: list[asyncio.StreamWriter] = []
     async with ssh_gateway.limited(limits) as limited:
-        opened = [await silent("127.0.0.7") for _ in range(3)]
-        banners = [await asyncio.wait_for(reader.readline(), WAIT) for reader, _ in opened]
-        assert banners == [b"SSH-2.0-Stead\r\n", b"SSH-2.0-Stead\r\n", b""]
-        assert (await _login(limited, "127.0.0.8")).out == "in\n"
-        ends = [await asyncio.wait_for(reader.read(), WAIT) for reader, _ in opened[:2]]
-        assert all(end.count(b"\r\n") == 0 or b"SSH-2.0" not in end for end in ends), (
-            "closed after the time-out"
-        )
-        for _, writer in opened:
+        readers = [await silent("127.0.0.7") for _ in range(3)]
+        await until(lambda: _are(open_ones, 2), WAIT)
+        readers += [await silent("127.0.0.8"), await silent("127.0.0.9")]
+        assert await open_ones() == 4
+        assert (await _login(limited, "127.0.0.10")).out == "in\n"
+        await until(lambda: _are(open_ones, 3), WAIT)
+        for writer in opened:
             writer.close()
-        assert (await _login(limited, "127.0.0.7")).out == "in\n"
+
+
+async def _are(count: Callable[[], Awaitable[int]], wanted: int) -> bool:
+    return await count() == wanted
 
 
 async def test_refusals_are_logged_with_the_trace_id_that_the_client_is_told(
@@ -176,7 +150,7 @@ async def test_the_host_key_outlives_a_restart(ssh_gateway: SshGatewayWithSshd) 
     """A client that has pinned it is not asked, and only the owner of the data folder can read it."""
     assert (await ssh_gateway.ssh("echo in")).out == "in\n"
     pinned = (ssh_gateway.home / "known_hosts").read_text().split(maxsplit=1)[1]
-    async with ssh_gateway.limited(default_limits(100)) as restarted:
+    async with ssh_gateway.limited(GatewayLimits(100)) as restarted:
         (ssh_gateway.home / "pinned").write_text(f"[127.0.0.1]:{restarted.port} {pinned}")
         command = restarted.ssh_command("echo in")
         command = [each.replace("/known_hosts", "/pinned") for each in command]

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from stead.edge.ssh.gateway import default_limits
+from stead.edge.ssh.gateway import GatewayLimits
 from stead.errors import MachineNotFound
 from stead.machines.records import Properties
 from support.documents import run_by
@@ -161,7 +161,7 @@ async def test_the_name_may_lead_to_a_gateway_on_port_22(
         freestyle = computer("", (*within, str(hosts)))
         listening = await side.listener("127.0.0.1", 22)
         async with (
-            ssh_gateway.limited(default_limits(100), listening),
+            ssh_gateway.limited(GatewayLimits(100), listening),
             _passed_on(side, ssh_gateway.api.url),
         ):
             ended = await freestyle("ssh", ssh_gateway.api.vm, stdin=b"echo arrived\n")

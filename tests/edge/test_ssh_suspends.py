@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from stead.edge.ssh import client, vm_link
+from stead.edge.ssh import client, client_access
 from stead.host.interface import narrowed
 from stead.machines import State
 from stead.machines.events import Use
@@ -121,7 +121,7 @@ async def ssh_gateway(root: None, network: None, cache: Path) -> AsyncIterator[S
 async def suspendable(
     ssh_gateway: SshGatewayWithSshd, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> AsyncIterator[SuspendableVm]:
-    monkeypatch.setattr(client, "_RECHECK", 0.2)
+    monkeypatch.setattr(client_access, "_RECHECK", 0.2)
     world = ssh_gateway.api.world
     port = VmPort(world, ssh_gateway.api.vm, ssh_gateway.sshd.address)
     server = await asyncio.start_server(port.accept, "127.0.0.1", 0)
@@ -337,7 +337,7 @@ async def test_a_wake_that_fails_refuses_the_channel_with_its_reason(
 async def test_a_wake_that_takes_too_long_refuses_the_channel(
     suspendable: SuspendableVm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vm_link, "_WAKE_TIMEOUT", 0.5)
+    monkeypatch.setattr(client_access, "_WAKE_TIMEOUT", 0.5)
     machines = suspendable.ssh_gateway.api.installation.machines
     async with suspendable.connected():
         await suspendable.suspend()
@@ -372,9 +372,9 @@ async def test_a_vm_that_ended_while_it_was_suspended(
     suspendable: SuspendableVm, how: str, watched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is told at once. If it was not yet, a new channel does not start the VM again."""
-    monkeypatch.setattr(client, "_RECHECK", 60.0)
+    monkeypatch.setattr(client_access, "_RECHECK", 60.0)
     if not watched:
-        monkeypatch.setattr(client.Client, "_watch", lambda *_: asyncio.Event().wait())
+        monkeypatch.setattr(client_access.ClientAccess, "_on_boot_end", lambda *_: None)
     machines = suspendable.ssh_gateway.api.installation.machines
     machine = await machines.create(Properties(account=suspendable.ssh_gateway.api.account))
     _, token = await suspendable.ssh_gateway.token_for(vm=machine.id)
@@ -407,7 +407,7 @@ async def test_a_client_that_leaves_does_not_wake_the_vm(suspendable: Suspendabl
         await suspendable.suspend()
         before = suspendable.wakes
         master.kill()
-        await until(lambda: not suspendable.ssh_gateway.gateway._clients, WAIT)
+        await until(lambda: not suspendable.ssh_gateway.gateway._links.used, WAIT)
         await asyncio.sleep(0.5)
         assert await suspendable.state() is State.SUSPENDED and suspendable.wakes == before
         link[1].close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stead.addresses import GATEWAY
-from stead.host.authority import Authority
+from stead.host.authority import Authority, create_root
 from stead.settings import Settings
 from support.links import Side
 from support.waiting import until
@@ -33,6 +33,8 @@ class AcmeServer:
     """Where it listens."""
     found_at: str = str(GATEWAY)
     """The address of all names; by default, the one at which VMs reach the edge."""
+    name_server: str = f"127.0.0.1:{_DNS}"
+    """Where it looks for records; by default, a server that has that address for all names."""
 
     @property
     def roots(self) -> Path:
@@ -74,7 +76,7 @@ class AcmeServer:
             "-management",
             f"127.0.0.1:{_DNS_MANAGEMENT}",
         ]
-        pebble = ["-config", str(self.folder / "pebble.json"), "-dnsserver", f"127.0.0.1:{_DNS}"]
+        pebble = ["-config", str(self.folder / "pebble.json"), "-dnsserver", self.name_server]
         async with (
             _process(side, self.folder / "dns.log", "pebble-challtestsrv", *names, *others),
             _process(side, self._log, "pebble", *pebble),
@@ -97,8 +99,8 @@ class AcmeServer:
 
     def _configure(self) -> None:
         data = self.folder / "data"
-        data.mkdir()
-        authority = Authority.open(Settings(data=data, runtime=data))
+        create_root(data, "CA of the ACME server", ())
+        authority = Authority.open(Settings(data=data, ca=data))
         own = authority.server_certificate([self.address])
         self._own_root.write_bytes(authority.certificate)
         (self.folder / "pebble.crt").write_bytes(own.certificate)

@@ -50,8 +50,10 @@ class Mappings:
     """Host names that are mapped."""
 
     found: dict[str, Mapping] = field(default_factory=dict)
+    lookups: int = 0
 
     def route(self, hostname: str) -> Mapping | None:
+        self.lookups += 1
         return self.found.get(hostname) or self.found.get(f"*.{hostname.partition('.')[2]}")
 
 
@@ -182,6 +184,11 @@ class EdgeWithNamespaces:
     def context(self) -> ssl.SSLContext:
         return ssl.create_default_context(cadata=self.authority.certificate.decode())
 
+    @property
+    def asked(self) -> int:
+        """How often mappings were looked up: by the gate, or after a change."""
+        return self.mappings.lookups
+
     def add_vm(self, machine: str) -> FakeVm:
         slot = len(self.vms.found)
         side = self.stack.enter_context(namespace(f"vm{secrets.token_hex(3)}"))
@@ -190,13 +197,13 @@ class EdgeWithNamespaces:
         vm = self.vms.found[machine] = FakeVm(machine, address, side)
         return vm
 
-    def map(self, host: str, machine: str, port: int = 80) -> None:
-        self.mappings.found[host] = Mapping(machine, port, host)
-        self.edge.mappings_changed()
+    def map(self, host: str, machine: str, port: int = 80, account: str = "account") -> None:
+        self.mappings.found[host] = Mapping(machine, port, host, account)
+        self.edge.mappings_changed([host])
 
     def unmap(self, host: str) -> None:
         del self.mappings.found[host]
-        self.edge.mappings_changed()
+        self.edge.mappings_changed([host])
 
     async def curl(self, url: str, *options: str, port: int | None = None, timeout: float = 30) -> "Answer":
         """Real curl, which trusts the installation's CA alone."""
@@ -276,9 +283,10 @@ class Answer:
 @contextlib.asynccontextmanager
 async def edge_with_namespaces(
     before: Callable[[Side], contextlib.AbstractAsyncContextManager[dict[str, Any]]] | None = None,
+    api: Callable[[socket.socket], contextlib.AbstractAsyncContextManager[object]] | None = None,
     **changes: Any,
 ) -> AsyncIterator[EdgeWithNamespaces]:
-    """A running edge, with an API that echoes.
+    """A running edge, with an API that echoes unless `api` serves another one on a socket.
 
     `before` runs in the taps' namespace before the edge is opened; yields changes of settings.
     """
@@ -299,5 +307,6 @@ async def edge_with_namespaces(
         public = stack.enter_context(bind_public(settings))
         edge = await stack.enter_async_context(open_edge(settings, vms, mappings, public, side.path))
         inner = await stack.enter_async_context(contextlib.AsyncExitStack())
-        await inner.enter_async_context(serving(echo_app("api"), edge.api))
+        serve_api = api or (lambda listening: serving(echo_app("api"), listening))
+        await inner.enter_async_context(serve_api(edge.api))
         yield EdgeWithNamespaces(settings, edge, public, side, vms, mappings, inner, Authority.open(settings))

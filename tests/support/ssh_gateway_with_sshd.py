@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stead.api.server import listen_on
-from stead.edge.ssh.client import GatewayLimits
-from stead.edge.ssh.gateway import SshGateway
+from stead.edge.ssh.gateway import GatewayLimits, SshGateway
+from stead.edge.ssh.listener import Listener
+from stead.edge.ssh.packets import packet_pair
 from stead.installation import ssh_gateway
+from stead.tasks import in_background
 from support.fake_api import TOKEN, FakeApi, fake_api
 from support.sshd import Sshd, find_sshd, running_sshd
 
@@ -115,11 +117,24 @@ class SshGatewayWithSshd:
         self, limits: GatewayLimits, listener: socket.socket | None = None
     ) -> AsyncIterator["SshGatewayWithSshd"]:
         """The same VMs behind another gateway, which has the same host key."""
-        here = self.api.installation
-        gateway = SshGateway(here.settings.data, here.callers, here.identities, here.machines, limits)
+        gateway = self._gateway(limits)
         with listener or listen_on("127.0.0.1", 0) as listening:
             async with gateway.serving(listening):
                 yield replace(self, gateway=gateway, port=listening.getsockname()[1])
+
+    @contextlib.asynccontextmanager
+    async def in_this_process(self) -> AsyncIterator[tuple["SshGatewayWithSshd", Listener]]:
+        """The same VMs behind a gateway without a process of its own: for tests that change its code."""
+        gateway = self._gateway(GatewayLimits(100))
+        control, of_gateway = packet_pair()
+        with listen_on("127.0.0.1", 0) as listening:
+            listener = Listener(listening, of_gateway)
+            async with in_background(listener.serve()), gateway.attending(control):
+                yield replace(self, gateway=gateway, port=listening.getsockname()[1]), listener
+
+    def _gateway(self, limits: GatewayLimits) -> SshGateway:
+        here = self.api.installation
+        return SshGateway(here.settings, here.callers, here.identities, here.machines, limits)
 
 
 @contextlib.asynccontextmanager

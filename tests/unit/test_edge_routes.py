@@ -1,6 +1,7 @@
 """Route files and the gate's decisions, without Caddy."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
@@ -13,6 +14,7 @@ from stead.edge.gate import Gate, GateRequest
 from stead.edge.pages import Refusal
 from stead.edge.routes import AwakeVm, RouteFiles, host_of
 from stead.edge.ssh.failures import ConnectionPlaces
+from stead.edge.unmapped import UnmappedFiles
 from stead.errors import MachineNotFound, StartFailed
 from stead.machines.processes import Eviction, EvictionKind
 from support.waiting import until
@@ -43,15 +45,17 @@ class World:
     dials: int = 0
 
     def __post_init__(self) -> None:
+        group = os.getgid()
         self.files = RouteFiles(
-            self.folder, self, lambda vm, at: self.ended_runs.append((vm, str(at))), most=3
+            self.folder, self, lambda vm, at: self.ended_runs.append((vm, str(at))), group, most=3
         )
+        self.unmapped = UnmappedFiles(self.folder.parent / "unmapped", self, group, most=3)
         self.closed = asyncio.Event()
         self.closed.set()
-        self.gate = Gate(self, self, self.files, self.dial, lambda _: self.closed.wait())
+        self.gate = Gate(self, self, self.files, self.unmapped, self.dial, lambda _: self.closed.wait())
 
     def route(self, hostname: str) -> Mapped | None:
-        return self.mappings.get(hostname)
+        return self.mappings.get(hostname) or self.mappings.get(f"*.{hostname.partition('.')[2]}")
 
     def is_up(self, machine: str) -> bool:
         return machine in self.up
@@ -196,6 +200,50 @@ async def test_the_number_of_files_is_bounded(world: World) -> None:
     assert list(world.found) == ["2.dev", "3.dev", "4.dev"]
 
 
+async def test_many_names_of_one_account_leave_the_files_of_others(world: World) -> None:
+    world.start("1")
+    world.listening = {("100.64.0.5", 80)}
+    world.mappings = {"*.wild.dev": Mapped("1", account="busy"), "quiet.dev": Mapped("1", account="quiet")}
+    await _code(world, "quiet.dev")
+    for number in range(5):
+        await _code(world, f"{number}.wild.dev")
+    assert list(world.found) == ["3.wild.dev", "4.wild.dev", "quiet.dev"]
+
+
+async def test_only_files_of_changed_names_are_looked_at(world: World) -> None:
+    world.start("1")
+    world.listening = {("100.64.0.5", 80)}
+    world.mappings = {"*.wild.dev": Mapped("1"), "a.dev": Mapped("1")}
+    for host in ("x.wild.dev", "a.dev"):
+        await _code(world, host)
+    world.mappings = {}
+    world.files.recheck(["b.dev", "*.other.dev", "wild.dev"])
+    assert list(world.found) == ["a.dev", "x.wild.dev"]
+    world.files.recheck(["*.wild.dev"])
+    assert list(world.found) == ["a.dev"]
+    world.files.recheck(["a.dev"])
+    assert world.found == {}
+
+
+async def test_names_that_are_not_mapped_are_files_until_they_are(world: World) -> None:
+    folder = world.folder.parent / "unmapped"
+
+    def found() -> list[str]:
+        return sorted(each.name for each in folder.iterdir())
+
+    for host in ("A.dev", "x.wild.dev", "../etc"):
+        assert await _code(world, host, client="192.0.2.1") == 404
+    assert found() == ["a.dev", "x.wild.dev"]
+    assert await _code(world, "b.dev", client="2001:db8::1") == 404
+    assert await _code(world, "c.dev", client="::ffff:192.0.2.1") == 404
+    assert found() == ["b.dev", "c.dev", "x.wild.dev"], "the client with the most names has lost its oldest"
+    world.mappings = {"*.wild.dev": Mapped("1"), "b.dev": Mapped("1")}
+    world.unmapped.recheck(["*.wild.dev"])
+    assert found() == ["b.dev", "c.dev"]
+    world.unmapped.recheck()
+    assert found() == ["c.dev"]
+
+
 async def test_names_and_vms_that_do_not_exist_are_not_found(world: World) -> None:
     world.mappings = {"a.dev": Mapped("1")}
     assert await _code(world, "b.dev") == 404
@@ -311,12 +359,27 @@ async def test_a_browser_gets_a_page_that_reloads_when_the_port_takes_long(
     await world.gate.close()
 
 
-async def test_a_vm_that_cannot_start_is_a_503_with_the_reason(world: World) -> None:
-    world.mappings = {"a.dev": Mapped("1")}
+async def test_reasons_are_logged_under_the_trace_id_of_the_answer(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.mappings = {"a.dev": Mapped("1", domain="a.dev"), "b.dev": Mapped("1", domain="b.dev")}
     world.failure = StartFailed("no memory")
-    decision = await world.gate.admit(GateRequest("a.dev"))
-    assert isinstance(decision, Refusal)
-    assert (decision.status, decision.message) == (503, "VM 1 cannot be started: no memory")
+
+    async def refused(host: str) -> Refusal:
+        decision = await world.gate.admit(GateRequest(host))
+        assert isinstance(decision, Refusal) and decision.trace is not None
+        assert decision.status == 503 and "no memory" not in decision.message
+        return decision
+
+    first = await refused("a.dev")
+    (line,) = (line for line in caplog.messages if str(first.trace) in line)
+    assert "no memory" in line and "a.dev" in line
+    assert (await refused("a.dev")).trace == first.trace, "one line for equal refusals"
+    assert (await refused("b.dev")).trace != first.trace
+    for number in range(100):
+        world.failure = StartFailed(f"no memory: {number}")
+        await refused("a.dev")
+    assert 40 < sum("no memory" in line for line in caplog.messages) < 60, "an account has a share of the log"
 
 
 async def test_only_requests_that_the_vm_has_not_seen_are_sent_again(world: World) -> None:

@@ -5,7 +5,7 @@ import secrets
 import string
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -119,7 +119,7 @@ class Domains:
         self._verifier = Verifier(lookup)
         self._routes = RouteTable(names.reserved)
         self._lock = asyncio.Lock()
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[Collection[str]], None]] = []
 
     @classmethod
     async def open(
@@ -154,8 +154,8 @@ class Domains:
         """All mapped host names and wildcards, of all accounts; from memory."""
         return list(self._routes.mappings)
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Call this after every change of the mappings."""
+    def watch(self, changed: Callable[[Collection[str]], None]) -> None:
+        """Call this after every change of the mappings, with the names and wildcards that changed."""
         self._watchers.append(changed)
 
     # Verification
@@ -305,7 +305,7 @@ class Domains:
             await self._mapped.remove(name)
             self._routes.remove(name)
             await self._disown_unused([row])
-        self._changed()
+        self._changed([name])
 
     async def mappings(
         self,
@@ -333,7 +333,7 @@ class Domains:
             for row in rows:
                 self._routes.remove(row.domain)
             await self._disown_unused(rows)
-        self._changed()
+        self._changed([row.domain for row in rows])
 
     # Rules. Call them with the lock held, unless the result is only a forecast.
 
@@ -403,7 +403,7 @@ class Domains:
         self._routes.own(made.values())
         self._routes.put(rows)
         await self._disown_unused(replaced)
-        self._changed()
+        self._changed([row.domain for row in rows])
         return [_mapping(row) for row in rows]
 
     async def _disown_unused(self, rows: Sequence[MappingRow]) -> None:
@@ -414,9 +414,9 @@ class Domains:
         if unused:
             await self._owned.delete_unused([owned.id for owned in unused])
 
-    def _changed(self) -> None:
+    def _changed(self, names: Collection[str]) -> None:
         for changed in self._watchers:
-            changed()
+            changed(names)
 
 
 def _domain(row: DomainRow) -> Domain:

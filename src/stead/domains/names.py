@@ -6,9 +6,7 @@ from typing import Self
 
 from stead.domains.errors import InvalidDomain
 from stead.domains.hostnames import WILDCARD, base, canonical, canonical_pattern, is_below
-
-RESERVED_LABELS = ("api", "git", "ssh", "www")
-"""Names directly below a preview zone that accounts cannot map."""
+from stead.settings import RESERVED_LABELS
 
 
 @dataclass(frozen=True)
@@ -19,9 +17,12 @@ class Names:
     reserved: frozenset[str]
 
     @classmethod
-    def of(cls, zones: Iterable[str], reserved: Iterable[str] = ()) -> Self:
+    def of(
+        cls, zones: Iterable[str], reserved: Iterable[str] = (), labels: Iterable[str] = RESERVED_LABELS
+    ) -> Self:
+        """`reserved` are names; `labels` are reserved directly below each zone."""
         known = tuple(dict.fromkeys(canonical(zone) for zone in zones))
-        own = {f"{label}.{zone}" for zone in known for label in RESERVED_LABELS}
+        own = {f"{label}.{zone}" for label in labels for zone in known}
         return cls(known, frozenset({*known, *own, *(canonical(name) for name in reserved)}))
 
     def zone_of(self, name: str) -> str | None:
@@ -63,4 +64,4 @@ class Names:
             raise InvalidDomain(text, f"it is a preview zone: choose a name below it, such as app.{name}")
         owned = self.preview(name) or name
         if name in self.reserved or owned in self.reserved:
-            raise InvalidDomain(text, "this installation uses the name itself")
+            raise InvalidDomain(text, "the name is reserved for the installation: choose another one")

@@ -10,7 +10,8 @@ import dns.resolver
 from stead.deadlines import scaled
 from stead.domains.errors import DnsUnavailable, LookupsBusy, VerificationFailed
 from stead.domains.hostnames import MAX_NAME, with_parents
-from stead.tasks import KeyedLimit, in_thread
+from stead.shares import KeyedLimit
+from stead.tasks import in_thread
 
 LABEL = "_freestyle_custom_hostname"
 MAX_RECORDS = 5

@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from stead.addresses import GATEWAY
+from stead.edge import pages
 from stead.edge.gate_server import (
     ADMIT_PATH,
     ASK_PATH,
+    CLIENT_HEADER,
     ERROR_HEADER,
     HOST_HEADER,
     UPSTREAM_HEADER,
@@ -49,6 +52,12 @@ class Descriptors:
 
 
 @dataclass(frozen=True)
+class CertificateFiles:
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
 class EdgePaths:
     """Paths and addresses that Caddy uses."""
 
@@ -56,11 +65,11 @@ class EdgePaths:
     storage: Path
     log: Path
     routes: Path
+    unmapped: Path
     api: Path
     gate: str
-    certificate: Path
-    """Of all local names, with its key."""
-    key: Path
+    certificates: Sequence[CertificateFiles]
+    """Those that the server itself signs or orders."""
     root: Path
     intermediate: Path
     intermediate_key: Path
@@ -115,10 +124,10 @@ def _authority(paths: EdgePaths) -> Json:
 
 
 def _tls(settings: Settings, paths: EdgePaths) -> Json:
-    public = _public_names(settings)
+    public = list(settings.public_names)
     acme = [_acme(settings)]
     # Names that are deeper in a preview zone than its wildcard reaches.
-    deep = ["*." * depth + zone for zone in _local_zones(settings) for depth in range(2, _MAX_DEPTH + 1)]
+    deep = ["*." * depth + zone for zone in settings.local_zones for depth in range(2, _MAX_DEPTH + 1)]
     internal = [{"module": "internal", "ca": _CA, "lifetime": "168h"}]
     policies: list[Json] = [
         {"subjects": deep, "on_demand": True, "issuers": internal},
@@ -127,7 +136,9 @@ def _tls(settings: Settings, paths: EdgePaths) -> Json:
     ]
     return {
         "certificates": {
-            "load_files": [{"certificate": str(paths.certificate), "key": str(paths.key)}],
+            "load_files": [
+                {"certificate": str(each.certificate), "key": str(each.key)} for each in paths.certificates
+            ],
             "automate": public,
         },
         "automation": {
@@ -153,23 +164,14 @@ def _acme(settings: Settings) -> Json:
     return found
 
 
-def _public_names(settings: Settings) -> list[str]:
-    """Own names that a public CA can certify: those of STEAD_DOMAIN."""
-    if settings.domain is None:
-        return []
-    names = (*settings.api_names, *settings.git_names)
-    return [name for name in names if f".{name}".endswith(f".{settings.domain}")]
+def local_certificates(settings: Settings) -> dict[str, list[str]]:
+    """Names of each certificate that the installation's own CA signs, by the name of its file.
 
-
-def _local_zones(settings: Settings) -> list[str]:
-    return [zone for zone in settings.zones if zone != settings.domain]
-
-
-def local_names(settings: Settings) -> list[str]:
-    """Names in the one certificate that the installation's own CA signs."""
-    public = set(_public_names(settings))
-    zones = [name for zone in _local_zones(settings) for name in (zone, f"*.{zone}")]
-    return [name for name in dict.fromkeys([*own_names(settings), *zones]) if name not in public]
+    One for own names and one per zone: a client whose trusted root does not have a new zone yet refuses the
+    whole certificate that has it.
+    """
+    own = [name for name in own_names(settings) if name not in settings.public_names]
+    return {"local": own} | {zone: [zone, f"*.{zone}"] for zone in settings.local_zones}
 
 
 # Requests
@@ -195,7 +197,15 @@ def _servers(settings: Settings, descriptors: Descriptors, paths: EdgePaths, htt
     }
     https = _server(
         [address for address, _ in listeners],
-        [metrics, api, _known(paths, alternative), {"handle": [*alternative, _asking_gate(paths)]}],
+        [
+            _canonical_host(),
+            *_https_only(settings),
+            metrics,
+            api,
+            _known(paths, alternative),
+            *_unmapped(paths, alternative),
+            {"handle": [*alternative, _asking_gate(paths)]},
+        ],
     )
     https["listen_protocols"] = [protocols for _, protocols in listeners]
     https["tls_connection_policies"] = [{"default_sni": names[0]}]
@@ -232,6 +242,49 @@ def _redirecting(descriptor: int, https_port: int) -> Json:
 
 def _header(name: str, value: str) -> Json:
     return {"handler": "headers", "response": {"set": {name: [value]}, "deferred": True}}
+
+
+def _canonical_host() -> Json:
+    """Host names in upper case, or with a dot at the end, become those of the route files."""
+    lower = [{"search": letter, "replace": letter.lower()} for letter in ascii_uppercase]
+    dot = {"search_regexp": r"\.(:[0-9]*)?$", "replace": "$1"}
+    return {
+        "match": [{"header_regexp": {"Host": {"pattern": r"[A-Z]|\.(:[0-9]*)?$"}}}],
+        "handle": [{"handler": "headers", "request": {"replace": {"Host": [*lower, dot]}}}],
+    }
+
+
+def _unmapped(paths: EdgePaths, before: Iterable[Json]) -> list[Json]:
+    """Names that the gate found not to be mapped; the same answers as the gate's."""
+    file = {"file": {"root": str(paths.unmapped), "try_files": ["/{http.request.host}"]}}
+    refusal = pages.not_mapped("{http.request.host}")
+    page = {"header": {"Accept": ["*text/html*"]}}
+    return [
+        {
+            "match": [file | page if as_page else file],
+            "handle": [*before, _static(refusal, as_page=as_page)],
+            "terminal": True,
+        }
+        for as_page in (True, False)
+    ]
+
+
+def _static(refusal: pages.Refusal, *, as_page: bool) -> Json:
+    body, kind = refusal.body(as_page=as_page)
+    headers = [*refusal.headers(), ("content-type", kind)]
+    return {
+        "handler": "static_response",
+        "status_code": refusal.status,
+        "headers": {name: [value] for name, value in headers},
+        "body": body.decode(),
+    }
+
+
+def _https_only(settings: Settings) -> list[Json]:
+    """HSTS on public names of the API and of Git. Local names also lead to the plain port."""
+    public = list(settings.public_names)
+    header = _header("Strict-Transport-Security", "max-age=31536000")
+    return [{"match": [{"host": public}], "handle": [header]}] if public else []
 
 
 def _known(paths: EdgePaths, before: Iterable[Json]) -> Json:
@@ -288,6 +341,7 @@ def _asking_gate(paths: EdgePaths, error: str = "") -> Json:
     headers = {
         HOST_HEADER: ["{http.request.host}"],
         ERROR_HEADER: [error],
+        CLIENT_HEADER: ["{http.request.remote.host}"],
     }
     unneeded = ["Authorization", "Cookie", "Expect"]
     return {
@@ -299,7 +353,12 @@ def _asking_gate(paths: EdgePaths, error: str = "") -> Json:
             {
                 "match": {"status_code": [200]},
                 "routes": [{"handle": [_to_vm(f"{{http.reverse_proxy.header.{UPSTREAM_HEADER}}}")]}],
-            }
+            },
+            {
+                # The client has to connect again, and new connections are limited in front of Caddy.
+                "match": {"status_code": [429]},
+                "routes": [{"handle": [_static(pages.too_many(), as_page=False) | {"close": True}]}],
+            },
         ],
     }
 

@@ -14,6 +14,13 @@ log = get_logger("stead.edge")
 
 MAX_CONNECTIONS = 512
 """Open connections of one address (IPv6: one /64 network) to the public ports."""
+CONNECTION_RATE, CONNECTION_BURST = 50, 500
+"""New connections of one address (as above): per second, and in a burst. Each handshake costs CPU."""
+MAX_CLIENTS = 65_535
+"""Addresses that are counted by themselves; any others share `_LISTS` counts by a hash of the address."""
+_LISTS = 256
+_RATE_MEMORY = "30s"
+"""How long a rate is kept: longer than a used up burst takes to fill again."""
 
 
 async def cut_connections(thread: NamespaceThread, address: IPv4Address) -> None:
@@ -37,20 +44,53 @@ def _table(settings: Settings) -> str:
     return f"stead_{settings.instance}_edge"
 
 
-def limit_rules(table: str, ports: Sequence[int], most: int = MAX_CONNECTIONS) -> str:
-    """nftables rules that refuse new connections of an address that has too many. Loopback has no limit."""
+def limit_rules(
+    table: str,
+    ports: Sequence[int],
+    most: int = MAX_CONNECTIONS,
+    clients: int = MAX_CLIENTS,
+    rate: int = CONNECTION_RATE,
+    burst: int = CONNECTION_BURST,
+) -> str:
+    """nftables rules that refuse new connections of an address that has, or opens, too many.
+
+    Loopback has no limit. A rule whose set is full matches nothing, so an address that is not in it then,
+    such as while packets with forged addresses fill it, is counted in lists that others may share.
+    """
     served = f"meta l4proto {{ tcp, udp }} th dport {{ {', '.join(map(str, ports))} }} ct state new"
+    over_rate = f"limit rate over {rate}/second burst {burst} packets"
+    families = [("4", "ipv4_addr", "ip saddr"), ("6", "ipv6_addr", "ip6 saddr & ffff:ffff:ffff:ffff::")]
+    sets = "\n  ".join(
+        f"""set rates{name} {{ type {kind}; size {clients}; flags dynamic, timeout; timeout {_RATE_MEMORY}; }}
+  set clients{name} {{ type {kind}; size {clients}; flags dynamic; }}"""
+        for name, kind, _ in families
+    )
+    chains = "\n  ".join(
+        f"""chain limited{name} {{
+    update @rates{name} {{ {source} {over_rate} }} drop
+    {source} != @rates{name} update @rates {{ {_list(source)} {over_rate} }} drop
+    add @clients{name} {{ {source} ct count over {most} }} drop
+    {source} != @clients{name} add @lists {{ {_list(source)} ct count over {most} }} drop
+  }}"""
+        for name, _, source in families
+    )
     return f"""
 add table inet {table}
 delete table inet {table}
 table inet {table} {{
-  set clients4 {{ type ipv4_addr; size 65535; flags dynamic; }}
-  set clients6 {{ type ipv6_addr; size 65535; flags dynamic; }}
+  {sets}
+  set rates {{ type mark; size {_LISTS}; flags dynamic, timeout; timeout {_RATE_MEMORY}; }}
+  set lists {{ type mark; size {_LISTS}; flags dynamic; }}
+  {chains}
   chain input {{
     type filter hook input priority filter - 1;
     iif "lo" accept
-    {served} add @clients4 {{ ip saddr ct count over {most} }} drop
-    {served} add @clients6 {{ ip6 saddr & ffff:ffff:ffff:ffff:: ct count over {most} }} drop
+    {served} meta nfproto ipv4 jump limited4
+    {served} meta nfproto ipv6 jump limited6
   }}
 }}
 """
+
+
+def _list(source: str) -> str:
+    return f"jhash {source} mod {_LISTS}"

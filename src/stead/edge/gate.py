@@ -13,9 +13,12 @@ from typing import Protocol
 from stead.deadlines import scaled
 from stead.edge import pages
 from stead.edge.pages import Refusal
+from stead.edge.refusals import RefusalLog
 from stead.edge.routes import AwakeVm, MappedPort, RouteFiles, RouteSource, host_of
 from stead.edge.ssh.failures import ConnectionPlaces
+from stead.edge.unmapped import UnmappedFiles, client_network
 from stead.errors import MachineNotFound, SteadError
+from stead.shares import RateLimit
 from stead.tasks import SingleFlight
 
 _HOLD = scaled(30.0)
@@ -26,6 +29,9 @@ _RUNNING_HOLD = scaled(5.0)
 """Seconds that a request waits for the port of a VM that was up: its server may be about to start."""
 _MAX_HELD, _MAX_HELD_OF_VM = 1024, 128
 """Requests that wait for a port of a VM that was up. More are refused at once."""
+_NOT_MAPPED_BURST, _NOT_MAPPED_INTERVAL = 100, 0.1
+"""Requests of one client for names that are not mapped, and that Caddy does not know as such: at once, and
+seconds for one more. Caddy closes the connection of a client that sends more."""
 _POLL = 0.1
 _DIAL_ERROR = "dial "
 """How Caddy's message of a failed connection starts. The VM has not seen the request then, and Caddy (from
@@ -58,6 +64,8 @@ class GateRequest:
     browser: bool = False
     error: str | None = None
     """Why the attempt to pass it on failed; None when there was none."""
+    client: str = ""
+    """The client's address."""
 
 
 class Gate:
@@ -66,12 +74,16 @@ class Gate:
         vms: Vms,
         source: RouteSource,
         files: RouteFiles,
+        unmapped: UnmappedFiles,
         dial: Dial,
         connections_closed: ConnectionsClosed,
     ) -> None:
         self._vms = vms
         self._source = source
         self._files = files
+        self._unmapped = unmapped
+        self._refusals = RefusalLog()
+        self._not_mapped = RateLimit(_NOT_MAPPED_BURST, _NOT_MAPPED_INTERVAL)
         self._dial = dial
         self._connections_closed = connections_closed
         self._openings: SingleFlight[AwakeVm | None] = SingleFlight()
@@ -87,7 +99,7 @@ class Gate:
         while host is not None and route is not None:
             if request.error is not None and not request.error.startswith(_DIAL_ERROR):
                 # The VM may have seen the request, so it is not sent again: nothing to wake the VM for.
-                return pages.no_answer(route.machine, route.port)
+                return self._refusals.traced(pages.no_answer(host), host, route, request.error)
             opened = await self._opened(host, route, browser=request.browser)
             before, route = route, self._source.route(host)
             if before == route:
@@ -96,6 +108,11 @@ class Gate:
                 self._files.put(host, route, opened)
                 return f"{opened.address}:{route.port}"
             # The mapping was changed meanwhile.
+        client = client_network(request.client)
+        if self._not_mapped.allow(client):
+            return pages.too_many()
+        if host is not None:
+            self._unmapped.put(host, client)
         return pages.not_mapped(request.host[:255])
 
     async def _opened(self, host: str, route: MappedPort, *, browser: bool) -> AwakeVm | Refusal:
@@ -103,12 +120,15 @@ class Gate:
             async with asyncio.timeout(_BROWSER_HOLD if browser else None):
                 awake = await self._listening(host, route)
         except TimeoutError:
-            return pages.starting(route.machine)
-        except MachineNotFound:
-            return pages.gone(host, route.machine)
+            return pages.starting(host)
+        except MachineNotFound as error:
+            return self._refusals.traced(pages.gone(host), host, route, str(error))
         except SteadError as error:
-            return pages.not_started(route.machine, str(error))
-        return pages.not_listening(host, route.machine, route.port) if awake is None else awake
+            return self._refusals.traced(pages.not_started(host), host, route, str(error))
+        if awake is not None:
+            return awake
+        refused = pages.not_listening(host, route.port)
+        return self._refusals.traced(refused, host, route, "nothing listens on the port")
 
     async def _listening(self, host: str, route: MappedPort) -> AwakeVm | None:
         """The VM once its port accepts connections; None when it does not in time, or the mapping changes."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
 from urllib.parse import parse_qs
 
 import uvicorn
@@ -18,6 +18,7 @@ ASK_PATH = "/ask"
 ADMIT_PATH = "/admit"
 HOST_HEADER = "X-Stead-Host"
 ERROR_HEADER = "X-Stead-Error"
+CLIENT_HEADER = "X-Stead-Client"
 UPSTREAM_HEADER = "X-Stead-Upstream"
 _BACKLOG = 1024
 
@@ -49,6 +50,7 @@ class GateApp:
             host=header(HOST_HEADER),
             browser="text/html" in header("Accept").lower(),
             error=header(ERROR_HEADER) or None,
+            client=header(CLIENT_HEADER),
         )
         async with (
             in_background(self._gate.admit(request), "admit a request") as admitting,
@@ -80,6 +82,13 @@ async def _answer(
     await send({"type": "http.response.body", "body": body})
 
 
+class _GateServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are handled by the program that this server is a part of."""
+        yield
+
+
 @contextlib.asynccontextmanager
 async def serving(
     gate: Gate, permission: CertificatePermission, listening: socket.socket
@@ -99,8 +108,8 @@ async def serving(
         backlog=_BACKLOG,
         timeout_graceful_shutdown=1,
     )
-    server = uvicorn.Server(config)
-    async with in_background(server._serve([listening]), "gate of the edge") as served:
+    server = _GateServer(config)
+    async with in_background(server.serve([listening]), "gate of the edge") as served:
         try:
             yield
         finally:

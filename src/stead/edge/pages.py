@@ -1,11 +1,17 @@
-"""Answers of the edge itself: JSON for programs, a small page for browsers."""
+"""Answers of the edge itself: JSON for programs, a small page for browsers.
+
+Anybody sees them, so they name no VM and give no reason of the host. Those are in the server's log, under the
+trace id that the answer shows.
+"""
 
 import html
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 _STYLE = "body{font:16px/1.5 system-ui,sans-serif;max-width:36em;margin:15vh auto;padding:0 1em}"
 _RELOAD_AFTER = 2
+TRACE_HEADER = "x-freestyle-trace-id"
 
 
 @dataclass(frozen=True)
@@ -18,6 +24,11 @@ class Refusal:
     message: str
     reload: bool = False
     """The page reloads itself: the next attempt may succeed."""
+    trace: str | None = None
+    """Finds the reason in the server's log."""
+
+    def traced(self, trace: str) -> Self:
+        return replace(self, trace=trace)
 
     def body(self, *, as_page: bool) -> tuple[bytes, str]:
         """The body and its content type."""
@@ -26,13 +37,19 @@ class Refusal:
         fields = {
             "code": self.code,
             "error": self.code,
-            "message": self.message,
-            "description": self.message,
+            "message": self._text,
+            "description": self._text,
         }
         return json.dumps(fields).encode(), "application/json"
 
+    @property
+    def _text(self) -> str:
+        return self.message if self.trace is None else f"{self.message} (trace id {self.trace})"
+
     def headers(self) -> list[tuple[str, str]]:
         found = [("cache-control", "no-store")]
+        if self.trace is not None:
+            found.append((TRACE_HEADER, self.trace))
         return [*found, ("retry-after", str(_RELOAD_AFTER))] if self.reload else found
 
     def _page(self) -> bytes:
@@ -41,7 +58,7 @@ class Refusal:
         return (
             f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}'
             f"<title>{html.escape(self.title)}</title><style>{_STYLE}</style></head>"
-            f"<body><h1>{html.escape(self.title)}</h1><p>{html.escape(self.message)}</p>{hint}</body></html>"
+            f"<body><h1>{html.escape(self.title)}</h1><p>{html.escape(self._text)}</p>{hint}</body></html>"
         ).encode()
 
 
@@ -50,29 +67,33 @@ def not_mapped(host: str) -> Refusal:
     return Refusal(404, "DOMAIN_NOT_MAPPED", "Not found", text)
 
 
-def gone(host: str, machine: str) -> Refusal:
-    return Refusal(
-        404, "VM_NOT_FOUND", "Not found", f"VM {machine}, to which {host} is mapped, does not exist"
-    )
+def too_many() -> Refusal:
+    text = "too many requests for names that are not mapped: try again later"
+    return Refusal(429, "LIMIT_EXCEEDED", "Too many requests", text)
 
 
-def not_listening(host: str, machine: str, port: int) -> Refusal:
+def gone(host: str) -> Refusal:
+    return Refusal(404, "VM_NOT_FOUND", "Not found", f"the VM to which {host} is mapped does not exist")
+
+
+def not_listening(host: str, port: int) -> Refusal:
     text = (
-        f"nothing listens on port {port} of VM {machine}, to which {host} is mapped"
+        f"nothing listens on port {port} of the VM to which {host} is mapped"
         " (listen on 0.0.0.0, not on 127.0.0.1)"
     )
     return Refusal(502, "CONNECTION_REFUSED", "Nothing listens on this port yet", text, reload=True)
 
 
-def starting(machine: str) -> Refusal:
-    return Refusal(503, "VM_STARTING", "Starting", f"VM {machine} is starting", reload=True)
+def starting(host: str) -> Refusal:
+    text = f"the VM to which {host} is mapped is starting"
+    return Refusal(503, "VM_STARTING", "Starting", text, reload=True)
 
 
-def not_started(machine: str, reason: str) -> Refusal:
-    text = f"VM {machine} cannot be started: {reason}"
+def not_started(host: str) -> Refusal:
+    text = f"the VM to which {host} is mapped cannot be started: the server's log has the reason"
     return Refusal(503, "SERVICE_UNAVAILABLE", "The VM cannot be started", text)
 
 
-def no_answer(machine: str, port: int) -> Refusal:
-    text = f"port {port} of VM {machine} closed the connection, or broke HTTP, before it answered"
+def no_answer(host: str) -> Refusal:
+    text = f"the VM to which {host} is mapped closed the connection, or broke HTTP, before it answered"
     return Refusal(502, "BAD_GATEWAY", "No answer", text)

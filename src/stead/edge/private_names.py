@@ -21,6 +21,9 @@ from stead.host.network import Network
 _ZONE = addresses.PRIVATE_ZONE.encode()
 _REVERSE = (b"in-addr", b"arpa")
 _MAX_QUERY = 1500
+_SO_RCVBUFFORCE = 33  # not in Python's socket
+_BUFFER = 4 << 20
+"""Bytes of queries that wait: the bursts of several accounts, so that none loses those of another."""
 _HEADER = struct.Struct("!HHHHHH")
 _RECORD = struct.Struct("!HHHIH")
 _NAME_OF_QUESTION = 0xC00C
@@ -67,6 +70,7 @@ async def serving_private_names(
 ) -> AsyncIterator[None]:
     """Answer queries during a block. Names that are this Stead's own lead to the gateway."""
     listening = await network.datagram_socket(addresses.GATEWAY, PRIVATE_NAMES_PORT)
+    listening.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
 
     def read() -> None:
         with contextlib.suppress(OSError):

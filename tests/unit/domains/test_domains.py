@@ -473,7 +473,7 @@ async def test_watchers_hear_of_every_change(
     domains_dns: DomainsWithDns, domains: Domains, ours: str
 ) -> None:
     seen: list[list[str]] = []
-    domains.watch(lambda: seen.append(sorted(domains.mapped_names())))
+    domains.watch(lambda _: seen.append(sorted(domains.mapped_names())))
     machine = await domains_dns.machine(ours)
     await domains.map(ours, "a.style.dev", machine, 80)
     await domains.map(ours, "b.style.dev", machine, 80)

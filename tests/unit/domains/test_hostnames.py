@@ -146,3 +146,16 @@ def test_preview_names_and_wildcards_are_not_verified() -> None:
     assert NAMES_HERE.to_map("*.example.com") == "*.example.com"
     with pytest.raises(InvalidDomain, match=r"verify 'example\.com' instead"):
         NAMES_HERE.to_verify("*.example.com")
+
+
+def test_reserved_labels_are_a_setting() -> None:
+    default = Names.of(["style.dev"])
+    for label in ("login", "admin", "mail", "autodiscover", "mta-sts", "wpad", "vm-ssh"):
+        for name in (f"{label}.style.dev", f"x.{label}.style.dev", f"*.{label}.style.dev"):
+            with pytest.raises(InvalidDomain, match="reserved"):
+                default.to_map(name)
+    assert default.to_map("admin.example.com") == "admin.example.com", "only below preview zones"
+    own = Names.of(["style.dev"], labels=["shop"])
+    assert own.to_map("admin.style.dev") == "admin.style.dev"
+    with pytest.raises(InvalidDomain):
+        own.to_map("shop.style.dev")

@@ -44,7 +44,7 @@ class Access:
         except MachineNotFound:
             raise LoginRefused("unknown VM or token") from None
         permission = await self._identities.permission(caller.identity, vm)
-        if permission is None or not info.belongs_to(caller.account):
+        if permission is None or not info.belongs_to(caller.account) or info.is_deleted:
             raise LoginRefused("unknown VM or token")
         try:
             return Login(vm, permission.user(user) or ROOT, caller, token)

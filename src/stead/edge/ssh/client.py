@@ -3,56 +3,38 @@
 import asyncio
 import contextlib
 import secrets
-import time
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import asyncssh
 
-from stead.deadlines import scaled
-from stead.edge.ssh.access import Access, Login, LoginRefused
-from stead.edge.ssh.failures import ConnectionPlaces, FailureLimit, network_of
+from stead.edge.ssh.algorithms import limit_key_exchanges
+from stead.edge.ssh.login_places import LoginPlaces, client_network
+from stead.edge.ssh.messages import MAX_TOKEN, Authenticate, Refused
 from stead.edge.ssh.relay import Flow, RelayedSession, Tunnel, VmUnavailable
+from stead.edge.ssh.server_link import ServerLink, VmUnreachable
 from stead.edge.ssh.user_names import UserName, parse_user_name
 from stead.edge.ssh.vm_link import VmLink
-from stead.edge.ssh.vm_login import VmLogins
-from stead.errors import SteadError
-from stead.logs import get_logger
-from stead.machines import Machines
-from stead.tasks import KeyedLimit, TaskSet
+from stead.edge.ssh.vm_login import log_in
+from stead.tasks import TaskSet
 
 T = TypeVar("T")
-
-log = get_logger("stead.ssh")
 
 MAX_CHANNELS = 200
 """Channels of one connection: sessions and forwarded connections."""
 MAX_LISTENERS = 20
 """Ports that one connection has the VM listen on (-R)."""
 _ATTEMPTS = 3
-_RECHECK = scaled(5.0)
-"""Seconds between two checks that the login would still be accepted."""
-
-
-class VmEnded(SteadError):
-    """The VM has ended otherwise than by a suspend."""
-
-
-class TooManyConnections(SteadError):
-    def __init__(self, share: int) -> None:
-        super().__init__(f"too many open SSH connections: max {share} for an account (STEAD_MAX_SSH)")
 
 
 @dataclass(frozen=True)
-class GatewayLimits:
-    """Limits that all clients share."""
+class VmAndUser:
+    """An authenticated login."""
 
-    unauthenticated: ConnectionPlaces
-    by_address: FailureLimit
-    by_vm: FailureLimit
-    connections: KeyedLimit
-    """Authenticated connections, by account."""
+    vm: str
+    user: str
 
 
 class Client(asyncssh.SSHServer):
@@ -60,31 +42,26 @@ class Client(asyncssh.SSHServer):
 
     def __init__(
         self,
-        access: Access,
-        logins: VmLogins,
-        machines: Machines,
-        limits: GatewayLimits,
+        new_link: Callable[[], Awaitable[ServerLink]],
+        places: LoginPlaces,
+        vm_login_timeout: float,
         clients: "set[Client]",
     ) -> None:
-        self._access = access
-        self._logins = logins
-        self._machines = machines
-        self._limits = limits
+        self._new_link = new_link
+        self._places = places
+        self._vm_login_timeout = vm_login_timeout
         self._clients = clients
         self.trace = secrets.token_hex(16)
         self._tasks = TaskSet()
-        self._log = log.bind(trace=self.trace)
-        self._started = time.monotonic()
         self._connection: Any = None
-        self._address = ""
-        self._place: str | None = None
-        self._waiting = False
-        """It has one of the places for connections that are not authenticated."""
+        self._address, self._port = "", 0
+        self._leave_place: Callable[[], None] = lambda: None
+        """Releases the place for connections that have not logged in."""
         self._attempts = 0
-        self._failed = False
-        """A failed login of this connection was counted."""
-        self._login: Login | None = None
+        self._server: ServerLink | None = None
+        self._login: VmAndUser | None = None
         self._reason = ""
+        self._lost = False
         self._vm: asyncio.Future[VmLink] = asyncio.get_running_loop().create_future()
         self._sessions: set[RelayedSession] = set()
         self._channels = self._listeners = 0
@@ -96,33 +73,25 @@ class Client(asyncssh.SSHServer):
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
         self._flow.watch(conn)
-        self._address = str(conn.get_extra_info("peername")[0])
+        limit_key_exchanges(conn)
+        self._address, self._port = (conn.get_extra_info("peername") or ("", 0))[:2]
         self._clients.add(self)
-        network = network_of(self._address)
-        # All clients of a loopback address may be behind one proxy.
-        self._place = None if network in ("127.0.0.1", "::/64") else network
-        if self._limits.by_address.wait(network) or not self._limits.unauthenticated.take(self._place):
-            self._reason = "too many failed logins or connections"
-            conn.abort()
-            return
-        self._waiting = True
+        network = client_network(self._address, self._port)
+        self._leave_place = self._places.take(network, self._crowded_out)
+
+    def _crowded_out(self) -> None:
+        self._reason = "too many connections that have not logged in"
+        self._connection.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
         self._clients.discard(self)
-        if self._waiting:
-            self._release_place()
-            if not self._failed:
-                self._limits.by_address.failed(network_of(self._address))
+        self._leave_place()
         self._vm.cancel()
         self._close_link()
+        if self._server is not None:
+            self._server.close(self._reason or (str(exc) if exc else "closed by the client"))
         self._closing = asyncio.create_task(self._close())
-        self._log.info(
-            "ssh connection ended",
-            address=self._address,
-            **_facts(self._login),
-            seconds=round(time.monotonic() - self._started, 1),
-            reason=self._reason or (str(exc) if exc else "closed by the client"),
-        )
 
     async def _close(self) -> None:
         try:
@@ -171,7 +140,7 @@ class Client(asyncssh.SSHServer):
     async def validate_password(self, username: str, password: str) -> bool:
         name = self._named(username)
         if name.token is not None:
-            raise self._refusal(name, "unknown VM or token")
+            raise asyncssh.PermissionDenied(self._told("unknown VM or token"))
         self._attempts += 1
         try:
             await self._authenticate(name, password)
@@ -192,70 +161,54 @@ class Client(asyncssh.SSHServer):
         return name
 
     async def _authenticate(self, name: UserName, token: str) -> None:
-        network = network_of(self._address)
-        if wait := max(self._limits.by_address.wait(network), self._limits.by_vm.wait(name.vm)):
-            raise self._refusal(name, f"too many failed logins: try again in {wait} s")
+        if len(token) > MAX_TOKEN:
+            raise asyncssh.PermissionDenied(self._told("unknown VM or token"))
         try:
-            self._login = await self._access.check(name.vm, name.user, token)
-        except LoginRefused as error:
-            self._failed = True
-            self._limits.by_address.failed(network)
-            self._limits.by_vm.failed(name.vm)
-            raise self._refusal(name, str(error)) from None
-
-    def _refusal(self, name: UserName, reason: str) -> asyncssh.PermissionDenied:
-        self._log.warning(
-            "ssh login refused", address=self._address, vm=name.vm, user=name.user, reason=reason
-        )
-        return asyncssh.PermissionDenied(self._told(reason))
+            server = self._server or await self._new_link()
+            if self._lost:
+                server.close("closed by the client")
+            self._server, server.on_end = server, self.end
+            answer = await server.authenticate(
+                Authenticate(name.vm, name.user, token, self._address, self._port, self.trace)
+            )
+        except VmUnreachable as error:
+            raise asyncssh.PermissionDenied(self._told(str(error))) from None
+        if isinstance(answer, Refused):
+            if answer.delay:
+                self._attempts = _ATTEMPTS
+                await asyncio.sleep(answer.delay)
+            raise asyncssh.PermissionDenied(self._told(answer.reason))
+        self._login = VmAndUser(name.vm, answer.user)
 
     def auth_completed(self) -> None:
-        self._release_place()
-        if self._login is not None:
-            self._tasks.start(self._serve(self._login), f"SSH connection to VM {self._login.vm}")
-
-    def _release_place(self) -> None:
-        if self._waiting:
-            self._waiting = False
-            self._limits.unauthenticated.release(self._place)
+        self._leave_place()
+        if self._login is not None and self._server is not None:
+            work = self._serve(self._login, self._server)
+            self._tasks.start(work, f"SSH connection to VM {self._login.vm}")
 
     # The connection into the VM
 
-    async def _serve(self, login: Login) -> None:
-        """Hold the connection into the VM until the login is not accepted any more or the VM ends."""
+    async def _serve(self, login: VmAndUser, server: ServerLink) -> None:
+        """Log in to the VM and wait for the end of the connection into it."""
         try:
-            async with self._limits.connections.hold(login.caller.account):
-                self._log.info("ssh login", address=self._address, **_facts(login))
-                opened = await self._logins.open(login.vm, login.user)
-                link = VmLink(self._machines, login.vm, opened, self._vm_flow, self._tasks, self.end)
-                self._vm.set_result(link)
-                self._tasks.start(self._await_close(opened.connection), "end of an SSH connection")
-                await self._watch(login, link)
-        except (SteadError, LoginRefused) as error:
+            connection = await log_in(server, login.vm, login.user, self._vm_login_timeout)
+            link = VmLink(server, login.vm, connection, self._vm_flow, self._tasks, self.end)
+            self._vm.set_result(link)
+            await connection.wait_closed()
+            server.catch_up()
+            self.end("the VM has closed the connection")
+        except VmUnreachable as error:
             self.end(str(error))
         except Exception as error:
-            self._log.error("ssh connection failed", error=repr(error), exc_info=error)
+            traceback.print_exception(error)
             self.end("internal error")
-
-    async def _await_close(self, connection: asyncssh.SSHClientConnection) -> None:
-        await connection.wait_closed()
-        self.end("the VM has closed the connection")
-
-    async def _watch(self, login: Login, link: VmLink) -> None:
-        """Raises once the login is not accepted any more, or the VM has ended otherwise than by a suspend."""
-        while True:
-            await asyncio.wait({link.ended}, timeout=_RECHECK)
-            if link.ended.done():
-                raise VmEnded(link.ended.result().reason)
-            link.send_held()
-            await self._access.recheck(login)
 
     async def _ask(self, request: Callable[[asyncssh.SSHClientConnection], Awaitable[T]]) -> T:
         """The answer of the VM's SSH server to a request; a suspended VM is woken for it."""
         link = await asyncio.shield(self._vm)
         try:
             return await link.ask(request)
-        except SteadError as error:
+        except VmUnreachable as error:
             raise VmUnavailable(asyncssh.OPEN_CONNECT_FAILED, self._told(str(error))) from error
 
     # Channels
@@ -375,9 +328,3 @@ class Client(asyncssh.SSHServer):
 
     def _left(self) -> None:
         self._channels -= 1
-
-
-def _facts(login: Login | None) -> dict[str, str | None]:
-    if login is None:
-        return {}
-    return {"vm": login.vm, "user": login.user, "identity": login.caller.identity}
