@@ -11,20 +11,21 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpcore2
 
-from stead.api import server
+from stead.api import metrics, server
 from stead.api.background import failed
-from stead.api.dependencies import limit_creations, limit_sockets
+from stead.api.dependencies import limit_sockets
 from stead.api.interrupted import InterruptedCreates
 from stead.api.server import ApiServer
-from stead.api.wire.triggers import push_payload
 from stead.builds.builder import Builder
 from stead.builds.git_access import GitAccess
 from stead.creation.background import BackgroundRequests
 from stead.creation.creation import Creation
 from stead.creation.idempotency import IdempotencyKeys
+from stead.creation.places import background_places, build_places, create_places
 from stead.creation.results import CreatedVm
 from stead.domains.domains import Domains
 from stead.domains.names import Names
@@ -33,14 +34,17 @@ from stead.edge.edge import Edge
 from stead.edge.listeners import PublicSockets, bind_public
 from stead.edge.names import GuestResolver
 from stead.edge.routes import AwakeVm
-from stead.edge.ssh.gateway import SshGateway, default_limits
+from stead.edge.ssh.gateway import GatewayLimits, SshGateway
 from stead.errors import HostError, MachineNotFound
 from stead.github.links import Links
 from stead.guest.watchdog import watching_the_loop
 from stead.host.authority import Authority
+from stead.host.disk_reserve import DiskReserve
+from stead.host.git_groups import GitGroups
 from stead.host.interface import Host, narrowed
 from stead.host.local import LocalHost, installation_locked
 from stead.host.network import namespace_path
+from stead.host.resources import measure
 from stead.identity.accounts import Accounts
 from stead.identity.callers import Callers
 from stead.identity.errors import AccountNotFound
@@ -55,6 +59,7 @@ from stead.networks.names import PrivateNames
 from stead.networks.networks import Networks
 from stead.networks.tunnels import Tunnels
 from stead.repos.access import RepoAccess
+from stead.repos.confinement import Confinement
 from stead.repos.repos import Repos
 from stead.repos.search.search import Search
 from stead.repos.ssrf import OwnServer, SsrfGuard
@@ -66,19 +71,23 @@ from stead.repos.webhooks.triggers import Triggers
 from stead.repos.writer import RepoWriter
 from stead.settings import Settings
 from stead.store.builds import BuildStore
-from stead.store.database import Database
+from stead.store.database import Database, seal_secrets
 from stead.store.idempotency import IdempotencyStore
-from stead.store.installation_id import open_database_of
+from stead.store.installation_id import DATABASE, open_database_of
 from stead.store.logs import LogStore
 from stead.store.machines import MachineStore
 from stead.store.networks import VpcStore
 from stead.store.requests import RequestStore
+from stead.store.sealing import SealingError, SealingKeys
 from stead.supervision import Backoff, keep_running
 from stead.tasks import TaskSet, in_background, in_thread
 
 log = get_logger("stead.serve")
 
 _SSH_RESTART = Backoff(shortest=1.0, longest=30.0, healthy=60.0)
+_PUBLISH_RESTART = Backoff(shortest=1.0, longest=30.0, healthy=60.0)
+_PUBLISH_INTERVAL = 0.5
+"""Seconds between two publications of mapped domains to VMs, at least."""
 
 COMPATIBLE_NAMES = ("api.freestyle.sh", "git.freestyle.sh", "vm-ssh.freestyle.sh")
 """Names of the compatible service. In VMs they lead to this installation, so no account can have them."""
@@ -106,13 +115,15 @@ async def open_machines(settings: Settings) -> AsyncIterator[Machines]:
 @contextlib.asynccontextmanager
 async def _open_vms(settings: Settings) -> AsyncIterator[OpenedVms]:
     async with installation_locked(settings), contextlib.AsyncExitStack() as stack:
-        database = await open_database_of(settings.data)
+        database = await open_database_of(settings.data, SealingKeys(settings.sealing_key_files))
         stack.push_async_callback(database.dispose)
+        await in_thread(_seal_secrets, settings.data / DATABASE, database.keys)
         host = await LocalHost.open(settings)
         store = MachineStore(database)
         machines = Machines(settings, host, store)
+        reserve = DiskReserve(settings.data)
         try:
-            async with machines.recovered():
+            async with in_background(reserve.watch(), "disk reserve"), machines.recovered():
                 yield OpenedVms(machines, host, store)
         finally:
             empty = not await machines.count()
@@ -121,45 +132,63 @@ async def _open_vms(settings: Settings) -> AsyncIterator[OpenedVms]:
                 await host.remove_from_host()
 
 
+def _seal_secrets(path: Path, keys: SealingKeys) -> None:
+    """Seal what an earlier release stored in clear. Without its key, only what needs a secret fails."""
+    try:
+        if count := seal_secrets(path, keys):
+            log.info("sealed secrets that were stored in clear", values=count, key=keys.ids[0])
+    except SealingError as error:
+        log.error("secrets in the database cannot be used", error=str(error))
+
+
 @contextlib.asynccontextmanager
 async def open_installation(settings: Settings) -> AsyncIterator[Installation]:
     """Open an installation after crash recovery. Needs root."""
     zones = tuple(dict.fromkeys([*settings.zones, *settings.api_names, *settings.git_names]))
-    async with (
-        _open_vms(settings) as opened,
-        GuestResolver.running(
-            settings, narrowed(opened.host, LocalHost).network, zones, PrivateNames(opened.store)
-        ) as resolver,
-        open_parts(settings, opened.store.database, opened, settings.git_uid) as installation,
-        TaskSet() as tasks,
-    ):
-        tasks.start(_publish_mapped(installation.domains, resolver), "publish mapped domains to VMs")
-        yield installation
+    with contextlib.closing(GitGroups(settings)) as groups:
+        confined = Confinement(settings.git_uids, groups.enter)
+        async with (
+            _open_vms(settings) as opened,
+            GuestResolver.running(
+                settings, narrowed(opened.host, LocalHost).network, zones, PrivateNames(opened.store)
+            ) as resolver,
+            open_parts(settings, opened.store.database, opened, confined) as installation,
+            TaskSet() as tasks,
+        ):
+            tasks.start(_publish_mapped(installation.domains, resolver), "publish mapped domains to VMs")
+            yield installation
 
 
 async def _publish_mapped(domains: Domains, resolver: GuestResolver) -> None:
     """Let mapped domains resolve to the gateway in VMs."""
     changed = asyncio.Event()
-    domains.watch(changed.set)
-    changed.set()
-    while True:
-        await changed.wait()
-        changed.clear()
-        await resolver.publish(domains.mapped_names())
+    domains.watch(lambda _: changed.set())
+
+    async def publish(serving: Callable[[], None]) -> None:
+        changed.set()
+        while True:
+            await changed.wait()
+            changed.clear()
+            await resolver.publish(domains.mapped_names())
+            serving()
+            # All names of all accounts are written each time.
+            await asyncio.sleep(_PUBLISH_INTERVAL)
+
+    await keep_running("publishing of mapped domains to VMs", publish, _PUBLISH_RESTART)
 
 
 @contextlib.asynccontextmanager
 async def open_without_vms(
-    settings: Settings, database: Database, git_uid: int | None = None
+    settings: Settings, database: Database, confined: Confinement | None = None
 ) -> AsyncIterator[Installation]:
-    """Open all parts but VMs. Git runs as the user `git_uid`; default: the current user."""
-    async with open_parts(settings, database, None, git_uid) as installation:
+    """Open all parts but VMs. Git runs as the current user unless it is confined."""
+    async with open_parts(settings, database, None, confined) as installation:
         yield installation
 
 
 @contextlib.asynccontextmanager
 async def open_parts(
-    settings: Settings, database: Database, opened: OpenedVms | None, git_uid: int | None
+    settings: Settings, database: Database, opened: OpenedVms | None, confined: Confinement | None
 ) -> AsyncIterator[Installation]:
     """Open the parts of an installation over its database and its VMs, if it has any."""
     machines = None if opened is None else opened.machines
@@ -167,7 +196,8 @@ async def open_parts(
         logbook = Logbook(LogStore(database))
         logbook.start()
         stack.push_async_callback(logbook.close)
-        accounts = Accounts(database, settings.limit)
+        default = settings.account_limits(measure(settings) if opened is None else opened.host.resources)
+        accounts = Accounts(database, default)
         callers = Callers(database)
         stack.push_async_callback(callers.close)
 
@@ -182,20 +212,18 @@ async def open_parts(
             try:
                 return (await accounts.get(account)).limits
             except AccountNotFound:
-                return settings.limit
+                return default
 
-        identities = Identities(database, owns)
+        identities = Identities(database, owns, limits_of)
         own = (*COMPATIBLE_NAMES, *settings.api_names, *settings.git_names)
-        names = Names.of(settings.zones, own)
+        names = Names.of(settings.zones, own, settings.reserved_labels)
         domains = await Domains.open(database, names, owns, limits_of)
         guard = SsrfGuard(settings.dial_private, own_names=domains)
         folder = settings.data / "repos"
-        repos = await stack.enter_async_context(Repos.open(database, folder, limits_of, git_uid))
+        repos = await stack.enter_async_context(Repos.open(database, folder, limits_of, confined))
         access = RepoAccess(database, repos)
         signing = WebhookSigner.open(settings.data, settings.clone_root)
-        triggers = await stack.enter_async_context(
-            Triggers.open(database, repos, signing, guard, push_payload)
-        )
+        triggers = await stack.enter_async_context(Triggers.open(database, repos, signing, guard))
         search = Search()
         writer = RepoWriter(repos, search)
         writer.subscribe(triggers)
@@ -211,12 +239,12 @@ async def open_parts(
         vms = None
         if opened is not None and machines is not None:
             bundles = Bundles(repos, access, settings.clone_root, f"https://{settings.git_name_in_vms}")
-            builder = Builder(machines, BuildStore(database), logbook, bundles)
+            builder = Builder(machines, BuildStore(database), logbook, bundles, places=build_places(settings))
             git_access = GitAccess(identities, repos, access, settings.git_names)
             tunnels = Tunnels(database, settings, opened.host.vpcs)
             await stack.enter_async_context(tunnels.running())
-            limit = limit_creations(settings.max_creations)
-            creation = Creation(settings, machines, builder, domains, networks, git_access, logbook, limit)
+            places = create_places(settings)
+            creation = Creation(settings, machines, builder, domains, networks, git_access, logbook, places)
             vms = VmHosting(machines, builder, creation, tunnels)
             machines.limit(limits_of)
             events = _MachineEvents(logbook, identities, domains, tunnels)
@@ -228,7 +256,7 @@ async def open_parts(
         async def made_for(request: str) -> CreatedVm | None:
             return None if vms is None else await vms.creation.made_for(request, running=True)
 
-        background = BackgroundRequests(RequestStore(database))
+        background = BackgroundRequests(RequestStore(database), background_places(settings))
         await background.recover(made_for, failed())
         stack.push_async_callback(background.close)
         idempotency = IdempotencyKeys(IdempotencyStore(database))
@@ -304,7 +332,7 @@ class Served:
 async def open_server(settings: Settings, listeners: Listeners) -> AsyncIterator[Served]:
     """An installation and its server, with a watchdog of the event loop. Needs root."""
     async with (
-        watching_the_loop(),
+        watching_the_loop(metrics.loop_lag.observe),
         open_installation(settings) as installation,
         serve(installation, listeners) as served,
     ):
@@ -413,21 +441,26 @@ async def keep_ssh_gateway(
 async def ssh_gateway(installation: Installation, listening: socket.socket) -> AsyncIterator[SshGateway]:
     """Serve SSH to the VMs of an installation on a bound socket during the block."""
     settings, endpoint = installation.settings, installation.ssh
+
+    def changed(serving: bool) -> None:
+        endpoint.state = "serving" if serving else "failed"
+        endpoint.port = listening.getsockname()[1] if serving else None
+
     gateway = SshGateway(
-        settings.data,
+        settings,
         installation.callers,
         installation.identities,
         installation.machines,
-        default_limits(settings.max_ssh),
+        GatewayLimits(settings.max_ssh),
+        changed,
     )
-    async with gateway.serving(listening):
-        endpoint.port, endpoint.host_key = listening.getsockname()[1], gateway.host_key
-        endpoint.host = f"ssh.{settings.domain}" if settings.domain else None
-        endpoint.state = "serving"
-        try:
+    endpoint.host_key = gateway.host_key
+    endpoint.host = f"ssh.{settings.domain}" if settings.domain else None
+    try:
+        async with gateway.serving(listening):
             yield gateway
-        finally:
-            endpoint.state, endpoint.port = "off", None
+    finally:
+        endpoint.state, endpoint.port = "off", None
 
 
 class _MachineEvents:

@@ -29,7 +29,7 @@ from stead.repos.webhooks.signing import WebhookSigner
 from stead.repos.webhooks.triggers import Triggers
 from stead.repos.writer import RepoWriter
 from stead.settings import Settings
-from stead.tasks import KeyedLimit, KeyedLock
+from stead.shares import KeyedLimit, KeyedLock
 
 SshState = Literal["off", "starting", "serving", "failed"]
 

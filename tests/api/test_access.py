@@ -285,7 +285,7 @@ def allowed_to_identities(method: str, path: str) -> bool:
 async def test_identity_tokens_cannot_manage_resources(matrix: AccessMatrix) -> None:
     for method, path in OPERATIONS:
         if not allowed_to_identities(method, path) and path.startswith(
-            ("/v1/vms", "/identity", "/git", "/domains")
+            ("/v1/vms", "/v1/vpcs", "/identity", "/git", "/domains")
         ):
             for caller in ("granted", "ungranted"):
                 answer = await matrix.call(caller, method, path)

@@ -16,11 +16,12 @@ BACKGROUND = {"x-freestyle-background-after-secs": "5"}
 
 @pytest_asyncio.fixture
 async def api(tmp_path: Path) -> AsyncIterator[FakeApi]:
-    async with fake_api(tmp_path, max_calls=4, max_creations=2) as opened:
+    async with fake_api(tmp_path, max_calls=16) as opened:
         yield opened
 
 
-async def test_calls_over_the_limit_are_refused(api: FakeApi) -> None:
+async def test_calls_over_the_share_of_an_account_are_refused(api: FakeApi) -> None:
+    """A quarter of the places. Other accounts, and health checks, are served meanwhile."""
     vms = f"{api.url}/v1/vms"
     async with api.http() as http:
         waiting = [asyncio.create_task(http.post("/await")) for _ in range(4)]
@@ -32,6 +33,9 @@ async def test_calls_over_the_limit_are_refused(api: FakeApi) -> None:
         for answer in await asyncio.gather(*(http.get(vms) for _ in range(3))):
             refused(answer, 503, "SERVICE_UNAVAILABLE")
             assert int(answer.headers["retry-after"]) >= 1
+        async with api.http("stranger") as stranger:
+            assert (await stranger.get(vms)).status_code == 200
+        assert (await http.get(f"{api.url}/healthz")).status_code == 200
         assert not any(each.done() for each in waiting)
         await api.installation.machines.kill(api.vm)
         ended = await asyncio.gather(*waiting)
@@ -39,8 +43,15 @@ async def test_calls_over_the_limit_are_refused(api: FakeApi) -> None:
         assert (await http.get(vms)).status_code == 200
 
 
-async def test_concurrent_creates_are_bounded(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two creates wait for their guests: a third is refused until one of them is done."""
+@pytest_asyncio.fixture
+async def few_creates(tmp_path: Path) -> AsyncIterator[FakeApi]:
+    async with fake_api(tmp_path, max_creations=8) as opened:
+        yield opened
+
+
+async def test_concurrent_creates_are_bounded(few_creates: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An account creates two VMs at a time: eight more wait, and the next is refused at once."""
+    api = few_creates
     dial, begun, released = api.world.dial, list[str](), asyncio.Event()
 
     async def dial_later(place: object) -> object:
@@ -49,19 +60,46 @@ async def test_concurrent_creates_are_bounded(api: FakeApi, monkeypatch: pytest.
         return await dial(place)  # type: ignore[arg-type]  # passed on as it came
 
     monkeypatch.setattr(api.world, "dial", dial_later)
+    places = api.installation.creation.places
     vms = f"{api.url}/v1/vms"
     async with api.http() as http:
-        creating = [asyncio.create_task(http.post(vms)) for _ in range(2)]
-        await until(lambda: len(begun) >= 2, 60)
+        creating = [asyncio.create_task(http.post(vms)) for _ in range(10)]
+        await until(lambda: len(begun) >= 2 and places.waiting == 8, 60)
         for headers in ({}, BACKGROUND):
             answer = await http.post(vms, headers=headers)
-            assert (
-                "2 VMs and snapshots are being created"
-                in refused(answer, 503, "SERVICE_UNAVAILABLE")["message"]
-            )
+            body = refused(answer, 503, "SERVICE_UNAVAILABLE")
+            assert "too many VMs are being created: at most 2 for an account and 8 in all" in body["message"]
+            assert body["retryable"] is True
             assert answer.headers["retry-after"] == "5"
-        assert not any(each.done() for each in creating)
+        assert len(begun) == 2 and not any(each.done() for each in creating)
         released.set()
-        assert [each.status_code for each in await asyncio.gather(*creating)] == [200, 200]
+        assert [each.status_code for each in await asyncio.gather(*creating)] == [200] * 10
         assert (await http.post(vms)).status_code == 200
-        assert (await http.get(vms)).json()["totalCount"] == 4
+        assert (await http.get(vms)).json()["totalCount"] == 12
+
+
+async def test_background_requests_of_an_account_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_api(tmp_path, max_background=8) as api:
+        released = asyncio.Event()
+        create = api.installation.machines.create
+
+        async def create_later(*arguments: object, **options: object) -> object:
+            await released.wait()
+            return await create(*arguments, **options)  # type: ignore[arg-type]  # passed on as they came
+
+        monkeypatch.setattr(api.installation.machines, "create", create_later)
+        vms, at_once = f"{api.url}/v1/vms", {"x-freestyle-background-after-secs": "0"}
+        async with api.http() as ours, api.http("stranger") as theirs:
+            accepted = [await ours.post(vms, headers=at_once) for _ in range(2)]
+            assert [each.status_code for each in accepted] == [202, 202]
+            body = refused(await ours.post(vms, headers=at_once), 503, "SERVICE_UNAVAILABLE")
+            assert "too many background requests are in progress: at most 2" in body["message"]
+            assert (await theirs.post(vms, headers=at_once)).status_code == 202
+            released.set()
+
+            async def room() -> bool:
+                return (await ours.post(vms, headers=at_once)).status_code == 202
+
+            await until(room, 60)

@@ -11,10 +11,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from stead.api import calls as calls_module
+from stead.api.admission import Admission
 from stead.api.calls import Call, Calls
 from stead.api.errors import ApiError
 from stead.api.guests import error_event
 from stead.api.server import running_app
+from stead.errors import MachineNotFound
 from stead.settings import Settings
 
 Handler = Callable[[Call], Awaitable[Response]]
@@ -29,7 +32,7 @@ async def served(handler: Handler) -> AsyncIterator[tuple[httpx2.AsyncClient, Ca
         response = await handler(call)
         await response(scope, receive, send)
 
-    calls = Calls(app, 10)
+    calls = Calls(app, Admission(10, 1000, 1000))
     async with (
         running_app(Settings(listen="127.0.0.1:0"), calls, calls) as url,
         httpx2.AsyncClient(base_url=url, timeout=30) as http,
@@ -89,6 +92,118 @@ async def test_only_calls_without_effect_are_told_to_retry(started: bool) -> Non
     assert (answer.status_code, answer.json()["code"]) == (503, "SERVICE_UNAVAILABLE")
     assert ("retry-after" in answer.headers) is not started
     assert answer.json().get("retryable") is (False if started else None)
+
+
+async def test_stream_of_a_caller_that_lost_its_permission_ends_with_an_error_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls_module, "PERMISSION_CHECK", 0.2)
+    revoked = asyncio.Event()
+
+    async def check() -> None:
+        if revoked.is_set():
+            raise ApiError("UNAUTHORIZED_ERROR", "the API key or token was revoked")
+
+    async def handler(call: Call) -> Response:
+        call.require(check)
+        call.streaming(error_event)
+        return StreamingResponse(forever(), media_type="application/x-ndjson")
+
+    async with served(handler) as (http, _), http.stream("POST", "/") as answer:
+        lines = answer.aiter_lines()
+        assert json.loads(await anext(lines))["type"] == "stdout"
+        await asyncio.sleep(1)
+        revoked.set()
+        (last,) = [json.loads(line) async for line in lines]
+    assert (last["type"], last["code"]) == ("error", "UNAUTHORIZED_ERROR")
+
+
+async def test_work_that_outlives_its_call_is_cancelled_with_the_permission_of_its_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls_module, "PERMISSION_CHECK", 0.05)
+    revoked, cancelled, checked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def check() -> None:
+        checked.set()
+        if revoked.is_set():
+            raise MachineNotFound("vm")
+
+    async def cancel() -> None:
+        cancelled.set()
+
+    async def handler(call: Call) -> Response:
+        call.require(check)
+        call.outlived_by(lambda: not cancelled.is_set(), cancel)
+        return JSONResponse({})
+
+    async with served(handler) as (http, _):
+        assert (await http.post("/")).status_code == 200
+        await asyncio.wait_for(checked.wait(), 60)
+        assert not cancelled.is_set()
+        revoked.set()
+        await asyncio.wait_for(cancelled.wait(), 60)
+
+
+async def test_an_answer_that_is_not_taken_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "STALLED_ANSWER", 1.0)
+    ended = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(0)
+            yield bytes(1 << 20)
+
+    class Endless(StreamingResponse):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                ended.set()
+
+    async def handler(call: Call) -> Response:
+        return Endless(endless(), media_type="application/octet-stream")
+
+    async with served(handler) as (http, _), http.stream("GET", "/") as answer:
+        pieces = answer.aiter_raw()
+        assert await anext(pieces)
+        await asyncio.wait_for(ended.wait(), 60)
+        with pytest.raises(httpx2.HTTPError):
+            async for _ in pieces:
+                pass
+
+
+async def test_an_idle_stream_of_a_client_that_reads_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "STALLED_ANSWER", 0.5)
+    monkeypatch.setattr(calls_module, "STALLED_BODY", 0.5)
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"first\n"
+        await asyncio.sleep(3)
+        yield b"last\n"
+
+    async def handler(call: Call) -> Response:
+        return StreamingResponse(slow(), media_type="application/x-ndjson")
+
+    async with served(handler) as (http, _):
+        assert (await http.get("/")).text == "first\nlast\n"
+
+
+async def test_a_body_that_does_not_arrive_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "STALLED_BODY", 1.0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse({"length": len(await Request(scope, receive).body())})(scope, receive, send)
+
+    calls = Calls(app, Admission(10, 1000, 1000))
+    async with running_app(Settings(listen="127.0.0.1:0"), calls, calls) as url:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nsome")
+        answer = await asyncio.wait_for(reader.read(), 60)  # the connection is closed
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"request body too slow" in answer
 
 
 async def test_no_error_after_a_command_started_asks_for_a_retry() -> None:

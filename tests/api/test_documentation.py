@@ -5,16 +5,20 @@ from typing import Any, cast
 
 import httpx2
 
+from stead.api.admission import Admission
 from stead.api.app import create_app
 from stead.api.callers import PUBLIC, Authentication
+from stead.api.calls import Calls
 
 
 async def test_the_docs_page_loads_only_assets_of_this_server() -> None:
-    app = Authentication(create_app(), cast("Any", None))  # it asks no one about public paths
+    gate = Authentication(create_app(), cast("Any", None))  # it asks no one about public paths
+    app = Calls(gate, Admission(10, 100, 100))
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://stead.test") as http:
         page = await http.get("/docs")
         assets = re.findall(r'(?:src|href)="([^"]+)"', page.text)
         answers = [await http.get(asset) for asset in assets]
+    await app.close()
     assert [answer.headers["content-type"].partition(";")[0] for answer in answers] == [
         "text/css",
         "image/png",

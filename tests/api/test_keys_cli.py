@@ -128,10 +128,10 @@ async def test_accounts_have_their_own_keys_and_limits(data: Path, beside: tuple
     assert (await accounts.get(made["id"])).limits == Limits(vms=3, total_memory_gib=64)
     changed = await answer(data, "accounts", "limits", "acme", "--vms", "default")
     assert changed["own_limits"] == {"total_memory_gib": 64, "running": None}
-    assert changed["limits"]["vms"] is None
+    assert changed["limits"]["vms"] == 10_000
     shown = await succeed(data, "accounts", "limits", "acme")
     assert re.search(r"total_memory_gib +64 +own", shown)
-    assert re.search(r"vms +unlimited +default", shown)
+    assert re.search(r"vms +10000 +default", shown)
     assert re.search(r"acme .*total_memory_gib 64", await succeed(data, "accounts", "list"))
 
 

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import os
+import pty
 import re
 import shlex
 import signal
@@ -26,10 +28,12 @@ Process = asyncio.subprocess.Process
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings, *options: str, **variables: str) -> AsyncIterator[Process]:
-    pipe = asyncio.subprocess.PIPE
+async def serving(
+    settings: Settings, *options: str, stdout: int = asyncio.subprocess.PIPE, **variables: str
+) -> AsyncIterator[Process]:
+    pipe, environment = asyncio.subprocess.PIPE, environment_of(settings, **variables)
     process = await asyncio.create_subprocess_exec(
-        PROGRAM, "serve", *options, stdout=pipe, stderr=pipe, env=environment_of(settings, **variables)
+        PROGRAM, "serve", *options, stdout=stdout, stderr=pipe, env=environment
     )
     try:
         yield process
@@ -51,6 +55,15 @@ async def said(process: Process, last: str) -> str:
     return text
 
 
+async def printed_on(terminal: int, last: str) -> str:
+    """What a server prints on a terminal up to a text."""
+    text = ""
+    async with asyncio.timeout(120):
+        while last not in text:
+            text += (await asyncio.to_thread(os.read, terminal, 65536)).decode()
+    return text.replace("\r\n", "\n")
+
+
 async def stop(process: Process, how: signal.Signals = signal.SIGTERM) -> list[str]:
     """Stop a server with a signal; returns its log lines."""
     process.send_signal(how)
@@ -60,12 +73,14 @@ async def stop(process: Process, how: signal.Signals = signal.SIGTERM) -> list[s
 
 
 async def test_the_first_start_prints_the_url_and_a_key(settings: Settings, machines: Machines) -> None:
-    """The key is printed once. Logs are logfmt or JSON; a public address without TLS is a warning."""
+    """On a terminal. Logs are logfmt or JSON; a public address without TLS is a warning."""
     start, variables = (commands(block.body) for block in run_by(__file__, "README.md"))
     assert [command.line for command in start] == ["stead serve"]
+    terminal, output = pty.openpty()
     with other_settings(settings) as other:
-        async with serving(other, STEAD_LISTEN="127.0.0.1:0") as process:
-            text = await said(process, "Try it")
+        async with serving(other, stdout=output, STEAD_LISTEN="127.0.0.1:0") as process:
+            os.close(output)
+            text = await printed_on(terminal, "Try it")
             printed = re.findall(r"^  (export .*)$", text, re.M)
             for command, line in zip(variables, printed, strict=True):
                 shown = re.escape(command.line).replace("8600", r"\d+").replace(r"\.\.\.", r"[\w-]{43}")
@@ -73,6 +88,8 @@ async def test_the_first_start_prints_the_url_and_a_key(settings: Settings, mach
             exports = dict(re.findall(r"export (STEAD_API_\w+)=(\S+)", text))
             first = Shell(exports["STEAD_API_URL"], exports["STEAD_API_KEY"])
             assert f"is listening on {first.url}, data in {other.data}\n" in text
+            assert (other.data / "first-api-key").read_text() == f"{first.key}\n"
+            assert f"It is in {other.data}/first-api-key, which only root reads" in text
             assert httpx2.get(f"{first.url}/healthz").json()["status"] == "ok"
             await first.run("whoami")
             lines = await stop(process)
@@ -80,10 +97,11 @@ async def test_the_first_start_prints_the_url_and_a_key(settings: Settings, mach
             assert re.match(r"time=\S+Z level=\w+ logger=[\w.]+ event=", line), line
         assert any("event=call method=GET path=/auth/v1/whoami status=200" in line for line in lines)
         assert not any(first.key in line for line in lines)
+        os.close(terminal)
 
         async with serving(other, "--listen", "0.0.0.0:0", "--json", "--log-json") as process:
             again = json.loads(await said(process, "\n"))
-            assert again["key"] is None
+            assert again["key"] is None and again["keyFile"] is None
             assert again["url"].startswith("http://127.0.0.1:")
             await Shell(again["url"], first.key).run("whoami")
             entries: list[dict[str, Any]] = [json.loads(line) for line in await stop(process, signal.SIGINT)]

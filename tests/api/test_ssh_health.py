@@ -5,16 +5,16 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import asyncssh
 import httpx2
 import pytest
 import pytest_asyncio
 
 from stead import installation
+from stead.edge.ssh.gateway import SshGateway
 from stead.errors import HostError
 from stead.host.examination import Finding, ssh_gateway
 from stead.settings import Settings
-from stead.supervision import Backoff
+from stead.supervision import Backoff, ProcessCommand
 from support.fake_api import FakeApi, fake_api
 from support.scripted_server import free_port
 from support.waiting import until
@@ -52,6 +52,7 @@ async def greeting(port: int) -> bytes:
         writer.close()
 
 
+@pytest.mark.usefixtures("root")
 async def test_a_port_in_use_is_reported_and_served_once_it_is_free(api: FakeApi) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -79,26 +80,28 @@ async def test_a_port_in_use_is_reported_and_served_once_it_is_free(api: FakeApi
     assert await health(api) == "off"
 
 
+@pytest.mark.usefixtures("root")
 async def test_a_gateway_that_crashes_at_its_start_is_started_again(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the error is, and although the attempt has closed the socket that was bound for it."""
-    real, attempts = asyncssh.listen, 0
+    real, attempts = SshGateway.command, 0
 
-    async def failing(**options: object) -> object:
+    def failing(gateway: SshGateway, *sockets: socket.socket) -> ProcessCommand:
         nonlocal attempts
         attempts += 1
         if attempts < 4:
-            raise (RuntimeError("broken"), MemoryError(), OSError(24, "Too many open files"))[attempts - 1]
-        return await real(**options)
+            error = (RuntimeError("broken"), MemoryError(), OSError(24, "Too many open files"))[attempts - 1]
+            raise error
+        return ProcessCommand(["false"]) if attempts == 4 else real(gateway, *sockets)
 
-    monkeypatch.setattr(asyncssh, "listen", failing)
+    monkeypatch.setattr(SshGateway, "command", failing)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         address = bound.getsockname()
         async with installation.keep_ssh_gateway(api.installation, address, bound):
             assert await health(api) == "failed"
             await until(lambda: _is(api, "serving"), 30)
-            assert attempts == 4
+            assert attempts == 5
             assert (await greeting(address[1])).startswith(b"SSH-2.0-Stead")
 
 

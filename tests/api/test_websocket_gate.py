@@ -124,13 +124,15 @@ async def test_ticket_opens_one_websocket_once(api: FakeApi) -> None:
 )
 async def test_ticket_is_bound_to_its_path(api: FakeApi, wanted: dict[str, object], path: str) -> None:
     async with api.http() as http:
-        made = (await http.post("/tickets", json=wanted)).json()
+        made, other = [(await http.post("/tickets", json=wanted)).json() for _ in range(2)]
     assert made["path"] == f"/v1/vms/{api.vm}{path}"
     status, body = await api.refusal(f"/pty/sessions/other?ticket={made['ticket']}", "nobody")
     assert (status, body["code"]) == (403, "FORBIDDEN")
     # It is used up.
     status, _ = await api.refusal(f"{path}?ticket={made['ticket']}", "nobody")
     assert status == 401
+    status, body = await api.refusal(f"{path}?ticket={other['ticket']}", "nobody", vm=INVENTED)
+    assert (status, body["code"]) == (403, "FORBIDDEN")
 
 
 async def test_ticket_is_bound_to_its_linux_user(api: FakeApi) -> None:

@@ -13,6 +13,7 @@ from stead.networks.names import PrivateNames
 from stead.settings import Settings
 from stead.store.database import Database
 from stead.store.machines import MachineStore
+from stead.store.sealing import SealingKeys
 from support.databases import put_database
 from support.fake_host import DATABASE, FakeHost, ServerCrashed
 from support.fake_world import World
@@ -24,8 +25,8 @@ T = TypeVar("T")
 class CrashingDatabase(Database):
     """A database of a server that may crash before or after a write. Without threads, which is faster."""
 
-    def __init__(self, path: Path, host: FakeHost) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, host: FakeHost, keys: SealingKeys) -> None:
+        super().__init__(path, keys)
         self._host = host
 
     async def write(self, work: Callable[[sa.Connection], T]) -> T:
@@ -56,7 +57,7 @@ class FakeServer:
     async def start(self) -> None:
         await put_database(self._path)
         self.host = FakeHost(self.world)
-        self.database = CrashingDatabase(self._path, self.host)
+        self.database = CrashingDatabase(self._path, self.host, SealingKeys(self.settings.sealing_key_files))
         self.store = MachineStore(self.database)
         self.private_names = PrivateNames(self.store)
         self.machines = Machines(self.settings, self.host, self.store)

@@ -14,6 +14,8 @@ from stead.identity.identities import Identities
 from stead.installation import open_without_vms
 from stead.installation_parts import Installation
 from stead.repos.access import Level, RepoAccess
+from stead.repos.confinement import Confinement
+from stead.repos.places import RepoPlaces
 from stead.repos.repos import RepoInfo, Repos
 from stead.repos.repository import Repository
 from stead.repos.ssrf import Network
@@ -22,6 +24,7 @@ from stead.repos.writer import RepoWriter
 from stead.settings import Settings
 from stead.store.database import Database
 from stead.store.installation_id import open_database_of
+from stead.store.sealing import SealingKeys
 from support.databases import put_database
 
 
@@ -65,11 +68,14 @@ class RepoHosting:
 
 
 @contextlib.asynccontextmanager
-async def open_hosting(folder: Path, uid: int | None = None, **changes: Any) -> AsyncIterator[RepoHosting]:
+async def open_hosting(folder: Path, uids: range | None = None, **changes: Any) -> AsyncIterator[RepoHosting]:
+    """With `uids`, git runs as one of these users for each account."""
+    confined = None if uids is None else Confinement(uids)
     await put_database(folder / "stead.db")
-    database = await open_database_of(folder)
+    settings = Settings(data=folder, **changes)
+    database = await open_database_of(folder, SealingKeys(settings.sealing_key_files))
     try:
-        async with open_without_vms(Settings(data=folder, **changes), database, uid) as opened:
+        async with open_without_vms(settings, database, confined) as opened:
             hosting = RepoHosting(
                 installation=opened,
                 folder=folder,
@@ -125,9 +131,12 @@ class RepoServer:
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path, dialled: Sequence[Network] = (), **limits: Any) -> AsyncIterator[RepoServer]:
+async def served(
+    folder: Path, dialled: Sequence[Network] = (), places: RepoPlaces | None = None, **limits: Any
+) -> AsyncIterator[RepoServer]:
     """Serve the API without VMs until the end of the block; `limits` are those of clones and pushes."""
     async with open_hosting(folder, git_url="http://stead.test", dial_private=tuple(dialled)) as hosting:
+        hosting.repos.places = places or hosting.repos.places
         serving = PackServer(hosting.repos, hosting.writer, **limits)
         installation = dataclasses.replace(hosting.installation, serving=serving)
         async with running(Settings(listen="127.0.0.1:0"), installation) as url:

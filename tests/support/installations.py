@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from stead.host.authority import Authority
-from stead.host.interface import narrowed
+from stead.host.authority import CERTIFICATE_FILE, create_root
+from stead.host.interface import Disk, narrowed
 from stead.host.local import LocalHost
 from stead.host.templates import LocalTemplate
 from stead.host.vm import running_machines
@@ -34,7 +34,9 @@ def shared_authority(cache: Path) -> Path:
     lock = os.open(cache / "ca.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        Authority.open(Settings(data=cache))
+        if not (cache / "ca" / CERTIFICATE_FILE).exists():
+            # Without constraints: tests also sign for names of others, to stand for their servers.
+            create_root(cache / "ca", "Stead CA of tests", ())
     finally:
         os.close(lock)
     return cache / "ca"
@@ -50,6 +52,7 @@ def small_installation(data: Path, cache: Path) -> Settings:
         default_size=Size.parse(os.environ.get("STEAD_DEFAULT_SIZE", "2x512Mx20G")),
         pool=0,
         idle_timeout=None,
+        anonymous_rate=100_000,
         https_listen="127.0.0.1:0",
         http_listen="127.0.0.1:0",
     )
@@ -169,6 +172,13 @@ async def delete_all(machines: Machines) -> None:
 def local_host(machines: Machines) -> LocalHost:
     """The host of an engine with real VMs."""
     return narrowed(inside(machines).host, LocalHost)
+
+
+def disk_files(machines: Machines, machine: str, disk: Disk) -> tuple[Path, ...]:
+    """All layers of a VM's disk, top first."""
+    host = local_host(machines)
+    frozen = map(host.layers.path, disk.frozen)
+    return host.disks.layer(machine, disk.top), *frozen, *local_template(disk.template).layers
 
 
 def local_template(template: object) -> LocalTemplate:

@@ -7,11 +7,13 @@ from typing import cast
 from unittest.mock import AsyncMock
 
 from stead.host.checkpoints import CheckpointFolders
-from stead.host.interface import Host
+from stead.host.interface import Host, Template
 from stead.host.layer_files import LayerFiles
 from stead.host.quarantine import Quarantine
+from stead.host.sandbox import Sandbox
 from stead.host.templates import LocalTemplate
 from stead.machines.layers import Layers
+from stead.settings import Settings
 from stead.store.database import Database
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow, MachineRow, MachineStore
@@ -41,7 +43,10 @@ class Files:
     def __init__(self, data: Path) -> None:
         for folder in ("layers", "checkpoints"):
             (data / folder).mkdir(exist_ok=True)
-        self.layers = LayerFiles(data / "layers", data / "machines", Quarantine(data))
+        self.sandbox = Sandbox()
+        self.layers = LayerFiles(
+            data / "layers", data / "machines", Quarantine(data), self.sandbox, Settings(data=data).disk_uid
+        )
         self.checkpoints = CheckpointFolders(data / "checkpoints", AsyncMock(), Quarantine(data))
 
 
@@ -115,6 +120,8 @@ class LayersOnDisk:
         return {row.id: row for row in await self.store.list()}
 
 
-async def join(layers: Sequence[Path], _: Sequence[Path], target: Path) -> None:
+async def join(
+    self: LayerFiles, files: Sequence[str], below: Sequence[str], template: Template, target: Path
+) -> None:
     """Replaces the merge of disks: text files that append to those below."""
-    target.write_text("".join(layer.read_text() for layer in reversed(layers)))
+    target.write_text("".join(self.path(file).read_text() for file in reversed(files)))

@@ -18,6 +18,7 @@ from typing import IO
 from stead.edge.edge import edge_folder
 from stead.host import network
 from stead.host.cgroups import ControlGroups
+from stead.host.git_groups import GitGroups
 from stead.host.vm import running_machines
 from stead.processes import ProcessId, kill
 from stead.settings import Settings
@@ -56,6 +57,7 @@ async def sweep(settings: Settings) -> None:
     for machine in groups.machines():
         groups.release(machine)
     groups.remove()
+    GitGroups(settings).close()
     await network.remove(settings)
     shutil.rmtree(settings.runtime / settings.instance, ignore_errors=True)
     shutil.rmtree(edge_folder(settings), ignore_errors=True)

@@ -65,6 +65,8 @@ def remote_host(zones: Iterable[str]) -> Iterator[RemoteHost]:
     with namespace("out") as side, contextlib.ExitStack() as stack:
         here = f"stt{os.getpid()}o"
         ip("link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", side.name)
+        # The kernel removes a namespace, and with it the link, some time after its last process.
+        stack.callback(ip, "link", "delete", here)
         ip("addr", "add", f"{network[1]}/24", "dev", here)
         ip("link", "set", here, "up")
         side.ip("addr", "add", f"{network[2]}/24", "dev", "eth0")

@@ -24,3 +24,9 @@ async def until(condition: Callable[[], Any], limit: float) -> Any:
             if answer:
                 return answer
             await asyncio.sleep(0.02)
+
+
+async def turns(count: int = 10) -> None:
+    """Let all tasks run that can."""
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -20,7 +20,6 @@ import sqlalchemy as sa
 from joserfc import jwt
 from joserfc.jwk import KeySet
 
-from stead.api.wire.triggers import push_payload
 from stead.identity.accounts import Accounts
 from stead.limits import UNLIMITED, Limits
 from stead.repos.committing import Change, commit
@@ -201,7 +200,6 @@ class World:
             self.repos,
             self.signing,
             guard,
-            push_payload,
             clock=self.clock,
             timeout=timeout,
             grace=grace,

@@ -29,6 +29,8 @@ INTERNAL = {
     "ImageError",
     "LayerMissing",
     "LockTimeout",
+    "SealingError",
+    "StillWritten",
     "TemplateError",
     "TemplateUnreadable",
 }
@@ -38,12 +40,13 @@ NOT_IN_THE_API = {
     "AccountExists",
     "AccountNotEmpty",
     "AccountNotFound",
+    "AcmeError",
     "KeyNotFound",
     "TooManyConnections",
-    "VmEnded",
     "VmLoginFailed",
+    "VmUnreachable",
 }
-"""Of the administration on the host, and of the SSH gateway."""
+"""Of the administration on the host, of certificates, and of the SSH gateway."""
 
 
 def all_errors() -> set[type[SteadError]]:

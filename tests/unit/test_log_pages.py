@@ -114,6 +114,8 @@ def test_journal_entries_from_a_hostile_guest_are_skipped() -> None:
         good | {"__REALTIME_TIMESTAMP": "soon"},
         good | {"__REALTIME_TIMESTAMP": "9" * 30},
         good | {"__REALTIME_TIMESTAMP": "-1"},
+        good | {"__REALTIME_TIMESTAMP": float("inf")},
+        good | {"__REALTIME_TIMESTAMP": float("nan")},
         good | {"MESSAGE": [256, "x"]},
         good | {"__CURSOR": "; rm -rf /"},
     ]

@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from stead.api.app import create_app, has_streamed_body
+from stead.api.app import body_limit, create_app
 from stead.api.callers import PUBLIC, current_caller
 from stead.errors import InvalidRequest
 from stead.identity.callers import Caller
@@ -154,4 +154,4 @@ def test_only_declared_bodies_are_streamed(method: str, path: str, content_type:
     """All others are read into memory, and so have a limit."""
     headers = [(b"content-type", content_type.encode())]
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": headers}
-    assert has_streamed_body(scope) is streamed
+    assert (body_limit(scope).size is None) is streamed

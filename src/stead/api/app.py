@@ -41,14 +41,15 @@ from stead.api import (
     vms,
     watching,
 )
+from stead.api.admission import Admission
 from stead.api.background import AFTER_HEADER, ID_HEADER
 from stead.api.callers import TOKEN_HEADER, USER_HEADER, AnyCaller, Authentication
 from stead.api.calls import TRACE_HEADER, Calls
-from stead.api.declared import streamed_bodies
+from stead.api.declared import BodyLimit, body_limits
 from stead.api.dependencies import MachinesDep, SigningDep, SshDep
 from stead.api.documentation import DESCRIPTION, Api, add_documentation
 from stead.api.repeatable import KEY_HEADER
-from stead.api.smart_http import SmartHttp, is_git_stream
+from stead.api.smart_http import SmartHttp, git_body_limit
 from stead.api.wire import Wire
 from stead.api.wire.unknown import HEADER as UNKNOWN_KEYS_HEADER
 from stead.errors import SteadError
@@ -98,12 +99,13 @@ _ROUTERS = (
 )
 
 
-_has_declared_stream = streamed_bodies(route for router in _ROUTERS for route in router.routes)
+_ROUTES = [route for router in _ROUTERS for route in router.routes]
+_declared_limit = body_limits(_ROUTES)
 
 
-def has_streamed_body(scope: Scope) -> bool:
-    """Whether the body of a request is read in pieces, and so may have any size."""
-    return is_git_stream(scope) or _has_declared_stream(scope)
+def body_limit(scope: Scope) -> BodyLimit:
+    """What may be read into memory of the body of a request."""
+    return git_body_limit(scope) or _declared_limit(scope)
 
 
 class Health(Wire):
@@ -125,6 +127,7 @@ def create_app(installation: Installation | None = None) -> FastAPI:
         responses=_failures(),
     )
     app.state.installation = installation
+    app.own_routes = _ROUTES
     for router in _ROUTERS:
         app.include_router(router)
     _add_upgrade_hints(app)
@@ -191,7 +194,7 @@ def with_middleware(app: FastAPI, here: Installation) -> tuple[ASGIApp, Calls]:
     settings = here.settings
     gate = Authentication(app, here)
     git = SmartHttp(gate, here.callers, here.repos, here.access, here.serving)
-    calls = Calls(git, settings.max_calls, has_streamed_body)
+    calls = Calls(git, Admission.of(settings), body_limit)
     return (
         CORSMiddleware(
             calls,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,7 +16,7 @@ from stead.api.dependencies import IdentitiesDep, MachinesDep
 from stead.api.errors import ApiError
 from stead.errors import MachineNotFound, SnapshotNotFound
 from stead.github.app import WEBHOOKS
-from stead.identity.callers import Caller
+from stead.identity.callers import Caller, Callers
 from stead.identity.identities import Identities
 from stead.identity.tickets import LIFETIME, Ticket
 from stead.installation_parts import Installation
@@ -29,6 +30,8 @@ VmId = Annotated[str, Path(description="VM id.")]
 
 
 _DOCS = ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon-32x32.png")
+UNCOUNTED = frozenset({"/healthz", "/metrics"})
+"""Answered whatever else the server does."""
 PUBLIC = frozenset({"/healthz", "/metrics", "/openapi.json", "/.well-known/jwks.json", WEBHOOKS, *_DOCS})
 
 
@@ -43,13 +46,23 @@ class Authentication:
         self._here = here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call: Call = scope["state"]["call"]
         if scope["type"] == "http" and scope["path"] in PUBLIC:
+            if scope["path"] not in UNCOUNTED:
+                await call.admit_anonymous()
             await self._app(scope, receive, send)
             return
-        caller = await self._authenticate(scope)
+        try:
+            caller = await self._authenticate(scope)
+        except ApiError:
+            call.count_refused()
+            raise
+        call.require(partial(check_credential, self._here.callers, scope["state"]["credential"]))
         if scope["type"] == "http":
+            await call.admit(caller)
             await self._app(scope, receive, send)
             return
+        call.count(caller)
         _check_origin(Headers(scope=scope), self._here.settings.origins)
         async with self._here.sockets.hold(caller.account):
             await self._app(scope, receive, send)
@@ -82,6 +95,12 @@ class Authentication:
         if ticket.target != scope["path"]:
             raise ApiError("FORBIDDEN", f"this ticket is for {ticket.target}")
         return ticket
+
+
+async def check_credential(callers: Callers, secret: str) -> None:
+    """Raise an error if a key or token was revoked."""
+    if await callers.authenticate(secret) is None:
+        raise ApiError("UNAUTHORIZED_ERROR", "the API key or token was revoked")
 
 
 def _check_origin(headers: Headers, allowed: Sequence[str]) -> None:
@@ -132,13 +151,29 @@ OwnedVm = Annotated[MachineInfo, Depends(owned_vm)]
 
 
 async def usable_vm(
-    vm_id: VmId, caller: AnyCaller, machines: MachinesDep, identities: IdentitiesDep
+    vm_id: VmId,
+    caller: AnyCaller,
+    connection: HTTPConnection,
+    machines: MachinesDep,
+    identities: IdentitiesDep,
 ) -> MachineInfo:
-    """A VM of the caller's account, granted to the caller's identity if it has one."""
+    """A VM of the caller's account, granted to the caller's identity if it has one.
+
+    The use of a deleted VM with `recreate` creates it again, which is for the account: an identity does not
+    see it until then.
+    """
     info = await find_owned(machines, caller, vm_id)
-    if caller.identity is not None and await identities.permission(caller.identity, vm_id) is None:
-        raise MachineNotFound(vm_id)
+    if caller.identity is not None:
+        if info.is_deleted:
+            raise MachineNotFound(vm_id)
+        await _check_grant(caller.identity, vm_id, identities)
+        call_of(connection).require(partial(_check_grant, caller.identity, vm_id, identities))
     return info
+
+
+async def _check_grant(identity: str, vm_id: str, identities: Identities) -> None:
+    if await identities.permission(identity, vm_id) is None:
+        raise MachineNotFound(vm_id)
 
 
 UsableVm = Annotated[MachineInfo, Depends(usable_vm)]
@@ -167,6 +202,9 @@ async def guest(
     if ticket is not None:
         user = ticket.user
     info, user = await permitted_user(vm_id, caller, user, identities, machines)
+    if caller.identity is not None:
+        check = partial(permitted_user, vm_id, caller, user, identities, machines)
+        call_of(connection).require(check)
     return GuestAccess(info, Machine(machines, vm_id), user)
 
 
@@ -177,7 +215,7 @@ async def permitted_user(
     info = await find_owned(machines, caller, vm_id)
     if caller.identity is not None:
         permission = await identities.permission(caller.identity, vm_id)
-        if permission is None:
+        if permission is None or info.is_deleted:
             raise MachineNotFound(vm_id)
         user = permission.user(user)
     return info, user or None
@@ -197,9 +235,13 @@ async def owned_snapshot(snapshot_id: str, caller: Owner, machines: MachinesDep)
 OwnedSnapshot = Annotated[SnapshotInfo, Depends(owned_snapshot)]
 
 
-async def current_call(connection: HTTPConnection) -> Call:
+def call_of(connection: HTTPConnection) -> Call:
     call: Call = connection.scope["state"]["call"]
     return call
+
+
+async def current_call(connection: HTTPConnection) -> Call:
+    return call_of(connection)
 
 
 CurrentCall = Annotated[Call, Depends(current_call)]

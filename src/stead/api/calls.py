@@ -7,25 +7,37 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 from uvicorn.protocols.utils import ClientDisconnected
 
-from stead.api.credentials_in_path import move_credentials
-from stead.api.errors import ApiError, from_anything
+from stead.addresses import network_of
+from stead.api.admission import Admission
+from stead.api.bodies import RequestBody, limit_bytes_in_flight
+from stead.api.credentials_in_path import move_credentials, without_credentials
+from stead.api.declared import BodyLimit
+from stead.api.errors import ApiError, from_anything, from_product
 from stead.api.metrics import observe, open_websockets
+from stead.api.pace import Pace
 from stead.api.protocol import EXTENSION, Connection
 from stead.api.websocket_protocol import SocketConnection
 from stead.errors import SteadError
+from stead.guest.watchdog import works_on
+from stead.identity.callers import Caller
 from stead.logs import get_logger
+from stead.shares import Release
 from stead.tasks import TaskSet, finished
 
 TRACE_HEADER = "x-freestyle-trace-id"
-MAX_BODY = 64 << 20
-"""Largest request body in bytes that is read into memory; streamed files have no limit here."""
 _TICK = 0.25
+STALLED_BODY = 30.0
+STALLED_ANSWER = 60.0
+"""Seconds in which a client has to send, or to take, 1 KiB a second while the server waits for it."""
+PERMISSION_CHECK = 15.0
+"""Seconds between two checks that the callers of long calls are still permitted."""
 _PROCESSING_AFTER = 60.0
 _PROCESSING_EVERY = 60.0
 """Keep-alive for Node, which aborts a call after 300 s without headers: it gets a 102 response every 60 s."""
@@ -41,20 +53,46 @@ _MAX_REASON = 123
 log = get_logger("stead.access")
 
 
+Check = Callable[[], Awaitable[object]]
+"""Raises an error when the caller has lost its permission."""
+
+
+@dataclass(frozen=True)
+class _Outliving:
+    """Work that continues after its call."""
+
+    checks: tuple[Check, ...]
+    running: Callable[[], bool]
+    cancel: Callable[[], Awaitable[object]]
+
+
 class Call:
     """One request that is being handled, or one WebSocket from its handshake to its end.
 
     Routes say what becomes of it when it is interrupted; the middleware reports its progress.
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, admission: Admission, outliving: list[_Outliving]) -> None:
         self.trace = secrets.token_hex(16)
         self.started = time.monotonic()
+        client = scope.get("client")
+        self.address: str = client[0] if client else ""
+        """Of the client; empty if it is unknown."""
+        self.caller: Caller | None = None
+        self.sent = 0
+        """Bytes of the answer's body."""
+        self.body: RequestBody | None = None
+        self._scope = scope
+        self._admission = admission
+        self._outliving = outliving
+        self._place: Release | None = None
+        self._checks: list[Check] = []
+        self._body_pace, self._answer_pace = Pace(STALLED_BODY), Pace(STALLED_ANSWER)
         self.connection: Connection | SocketConnection | None = scope.get("extensions", {}).get(EXTENSION)
         self._status = 0
         self._complete = False
         self._cancelled_by: ApiError | None = None
-        self._undo: Callable[[], Awaitable[None]] | None = None
+        self._undo: Callable[[], Awaitable[object]] | None = None
         self._last_piece: Callable[[ApiError], bytes] | None = None
         self._endless = False
         self._retryable = True
@@ -63,9 +101,49 @@ class Call:
         self._hears_processing = agent.lower().startswith(_UNDERSTAND_PROCESSING)
         self._last_processing = self.started
 
+    def __str__(self) -> str:
+        """Method and route, as the log names a call that holds the event loop."""
+        path = getattr(self._scope.get("route"), "path", None) or self._scope["path"]
+        return f"{self._scope.get('method', 'WEBSOCKET')} {path}"
+
+    # For authentication
+
+    @property
+    def share(self) -> str:
+        """Whose share of the server it uses: an account's, or an address's."""
+        return network_of(self.address) if self.caller is None else self.caller.account
+
+    async def admit(self, caller: Caller) -> None:
+        """Take a place among the calls of the caller's account until the end. ApiError if there is none."""
+        self.caller = caller
+        self._admission.count(caller)
+        self._place = await self._admission.place(caller)
+
+    async def admit_anonymous(self) -> None:
+        """Take a place among the calls without a caller, by the address of the client."""
+        self._admission.count_anonymous(self.address)
+        self._place = await self._admission.anonymous_place(self.address)
+
+    def count(self, caller: Caller) -> None:
+        """Count a WebSocket of an account, which takes no place of a call. ApiError if there are too many."""
+        self.caller = caller
+        self._admission.count(caller)
+
+    def count_refused(self) -> None:
+        """Count a call without a valid credential. ApiError if its address makes too many."""
+        self._admission.count_anonymous(self.address)
+
+    def require(self, check: Check) -> None:
+        """Call `check` again and again while the call lasts: an error ends it."""
+        self._checks.append(check)
+
     # For routes
 
-    def on_undelivered(self, undo: Callable[[], Awaitable[None]]) -> None:
+    def outlived_by(self, running: Callable[[], bool], cancel: Callable[[], Awaitable[object]]) -> None:
+        """Work continues after the call while it is `running`; it is cancelled like the call would be."""
+        self._outliving.append(_Outliving(tuple(self._checks), running, cancel))
+
+    def on_undelivered(self, undo: Callable[[], Awaitable[object]]) -> None:
         """Roll back with `undo` if the client disconnects before it has the answer."""
         self._undo = undo
 
@@ -133,6 +211,38 @@ class Call:
             self._task.uncancel()
         return self._cancelled_by
 
+    def who(self) -> dict[str, str]:
+        """Client, account and identity, as far as they are known, for the log."""
+        caller = self.caller
+        found = {
+            "client": self.address,
+            "account": "" if caller is None else caller.account,
+            "identity": "" if caller is None else caller.identity or "",
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def release(self) -> None:
+        """The call has ended: give its place and the bytes of its body back."""
+        if self._place is not None:
+            self._place()
+        if self.body is not None:
+            self.body.release()
+
+    def stalled(self, now: float) -> ApiError | None:
+        """Why it ends when its client sends no body, or takes no answer, at a minimum rate."""
+        body, connection = self.body, self.connection
+        if body is not None and self._body_pace.too_slow(now, body.received, waiting=body.waiting):
+            return body_stalled()
+        if not isinstance(connection, Connection) or not self._status:
+            return None
+        taken = self.sent - connection.unsent
+        return answer_stalled() if self._answer_pace.too_slow(now, taken, waiting=connection.full) else None
+
+    async def check_permission(self) -> None:
+        """Raises an error if the caller is no longer permitted."""
+        for check in self._checks:
+            await check()
+
     async def roll_back(self) -> None:
         """Undo what was made, unless it was delivered."""
         if self._undo is not None and not self._complete:
@@ -160,14 +270,19 @@ class Calls:
     """
 
     def __init__(
-        self, app: ASGIApp, most: int, is_streamed: Callable[[Scope], bool] = lambda _: False
+        self,
+        app: ASGIApp,
+        admission: Admission,
+        body_limit: Callable[[Scope], BodyLimit] = lambda _: BodyLimit(),
     ) -> None:
         self._app = app
-        self._most = most
-        self._is_streamed = is_streamed
+        self._admission = admission
+        self._body_limit = body_limit
+        self._in_flight = limit_bytes_in_flight()
         self._calls: set[Call] = set()
         self._sockets: set[Call] = set()
         """The open WebSockets among them."""
+        self._outliving: list[_Outliving] = []
         self._tasks = TaskSet()
         self._clock: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -176,23 +291,25 @@ class Calls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "@" in scope["path"]:
             move_credentials(scope)
-        call = Call(scope)
+        call = Call(scope, self._admission, self._outliving)
         scope.setdefault("state", {})["call"] = call
         if self._clock is None:
             self._clock = self._tasks.start(self._watch_calls(), "timer of slow calls")
-        socket = scope["type"] == "websocket"
-        answer = self._answer_socket(call, send) if socket else self._answer(call, send)
-        in_progress = len(self._calls) - len(self._sockets)
-        if in_progress >= self._most:
-            await _send(busy(in_progress), scope, answer)
-            return
+            self._tasks.start(self._watch_permissions(), "permissions of long calls")
+        if scope["type"] == "websocket":
+            answer = self._answer_socket(call, send)
+        else:
+            answer = self._answer(call, send)
+            call.body = RequestBody(scope, receive, self._body_limit, self._in_flight)
+            receive = call.body.receive
         self._calls.add(call)
         self._idle.clear()
         try:
             with structlog.contextvars.bound_contextvars(trace=call.trace):
-                limited = receive if socket else self._limit_body(scope, receive)
-                await self._run(call, scope, limited, answer)
+                works_on(call)
+                await self._run(call, scope, receive, answer)
         finally:
+            call.release()
             self._calls.discard(call)
             self._sockets.discard(call)
             open_websockets.set(len(self._sockets))
@@ -200,13 +317,13 @@ class Calls:
                 self._idle.set()
             seconds = time.monotonic() - call.started
             observe(scope, call.status, seconds)
-            took = round(seconds * 1000, 1)
             log.info(
                 "call",
                 method=scope.get("method", "WEBSOCKET"),
-                path=scope["path"],
+                path=without_credentials(scope["path"]),
                 status=call.status,
-                ms=took,
+                ms=round(seconds * 1000, 1),
+                **call.who(),
                 trace=call.trace,
             )
 
@@ -278,8 +395,11 @@ class Calls:
                 if not call.retryable:
                     headers = [each for each in headers if each[0].lower() != b"retry-after"]
                 message["headers"] = [*headers, trace]
+                await send(message)
+                return
+            call.sent += len(message.get("body", b""))
             await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body") and not call.lost:
+            if not message.get("more_body") and not call.lost:
                 call.finish()
 
         return answer
@@ -307,25 +427,6 @@ class Calls:
 
         return answer
 
-    def _limit_body(self, scope: Scope, receive: Receive) -> Receive:
-        """Bounds the size of bodies that are read into memory: all but streamed files."""
-        if self._is_streamed(scope):
-            return receive
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        seen = int(length) if length.isdigit() and int(length) > MAX_BODY else 0
-
-        async def limited() -> Message:
-            nonlocal seen
-            if seen > MAX_BODY:
-                raise too_large()
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > MAX_BODY:
-                raise too_large()
-            return message
-
-        return limited
-
     async def _watch_calls(self) -> None:
         while True:
             await asyncio.sleep(_TICK)
@@ -333,8 +434,28 @@ class Calls:
             for call in tuple(self._calls):
                 if call.lost and not call.complete:
                     call.cancel(client_left())
+                elif (stalled := call.stalled(now)) is not None:
+                    call.cancel(stalled)
                 else:
                     call.keep_alive(now)
+
+    async def _watch_permissions(self) -> None:
+        """End calls, and work that outlives them, whose callers have lost their permission.
+
+        WebSockets are checked where they are relayed, which tells the client why.
+        """
+        while True:
+            await asyncio.sleep(PERMISSION_CHECK)
+            oldest = time.monotonic() - PERMISSION_CHECK
+            for call in tuple(self._calls - self._sockets):
+                if call.started < oldest and (lost := await _permission_lost(call.check_permission)):
+                    call.cancel(lost)
+            self._outliving[:] = [work for work in self._outliving if work.running()]
+            for work in tuple(self._outliving):
+                for check in work.checks:
+                    if await _permission_lost(check):
+                        await work.cancel()
+                        break
 
     async def stop(self, grace: float) -> None:
         """Let calls finish; cancel those that do not within `grace` seconds, with an error answer."""
@@ -364,14 +485,27 @@ def close_reason(text: str) -> str:
     return text.encode()[:_MAX_REASON].decode(errors="ignore")
 
 
-def too_large() -> ApiError:
-    return ApiError("BAD_REQUEST", f"request body too large (max {MAX_BODY >> 20} MiB)", 413)
+def body_stalled() -> ApiError:
+    text = f"request body too slow: less than 1 KiB a second for {STALLED_BODY:g} s"
+    return ApiError("BAD_REQUEST", text, 408, headers={"Connection": "close"})
 
 
-def busy(count: int) -> ApiError:
-    text = f"too many requests at once: {count} in progress (STEAD_MAX_CALLS); retry later"
-    # Refused before any work: also a command or a create may be sent again.
-    return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "1"}, retryable=True)
+def answer_stalled() -> ApiError:
+    text = f"the client took less than 1 KiB of the answer a second for {STALLED_ANSWER:g} s"
+    return ApiError("BAD_REQUEST", text, 408)
+
+
+async def _permission_lost(check: Check) -> ApiError | None:
+    try:
+        await check()
+    except ApiError as error:
+        return error
+    except SteadError as error:
+        return from_product(error)
+    except Exception as error:
+        # A check that cannot be made, as without memory, proves nothing.
+        log.warning("cannot check a permission", error=repr(error))
+    return None
 
 
 def client_left() -> ApiError:

@@ -12,8 +12,9 @@ from fastapi import APIRouter, Header
 from starlette.responses import JSONResponse
 
 from stead.api.background import AFTER_HEADER, answer, failed, pending
+from stead.api.bodies import MANY_VALUES, MAX_BODY, json_body
 from stead.api.callers import CurrentCall, Owner
-from stead.api.declared import invalid_code
+from stead.api.declared import invalid_code, large_body
 from stead.api.dependencies import BackgroundDep, CreationDep
 from stead.api.repeatable import CurrentCreate, IfMissing
 from stead.api.wire.creation import CreateSnapshot, CreateVm
@@ -48,13 +49,14 @@ _ACCEPTED: dict[int | str, dict[str, Any]] = {
 
 @router.post("/v1/vms", response_model=Created, responses=_ACCEPTED)
 @invalid_code("CREATE_VM_BAD_REQUEST")
+@large_body(MAX_BODY, MANY_VALUES)
 async def create_vm(
     owner: Owner,
     creation: CreationDep,
     background: BackgroundDep,
     call: CurrentCall,
     create: CurrentCreate,
-    body: CreateVm | None = None,
+    body: Annotated[CreateVm | None, json_body(CreateVm | None)],
     after: _After = None,
     unknown: _UnknownKeys = None,
 ) -> JSONResponse:
@@ -72,8 +74,7 @@ async def create_vm(
     else:
         work = creation.create(order)
 
-    async def cancel() -> None:
-        await background.cancel(owner.account, create.request)
+    cancel = partial(background.cancel, owner.account, create.request)
 
     if after is None:
         made: CreatedVm | None = await work
@@ -81,6 +82,7 @@ async def create_vm(
         invalid = failed("CREATE_VM_BAD_REQUEST")
         made = await background.run(owner.account, create.request, after, work, invalid)
     if made is None:
+        call.outlived_by(partial(background.is_running, create.request), cancel)
         if not repeatable:
             call.on_undelivered(cancel)
         return pending(create.request)
@@ -91,12 +93,14 @@ async def create_vm(
 
 @router.post("/v1/vms/snapshots", response_model=SnapshotCreated, responses=_ACCEPTED)
 @invalid_code("CREATE_SNAPSHOT_BAD_REQUEST")
+@large_body(MAX_BODY, MANY_VALUES)
 async def create_snapshot(
     owner: Owner,
     creation: CreationDep,
     background: BackgroundDep,
+    call: CurrentCall,
     create: CurrentCreate,
-    body: CreateSnapshot | None = None,
+    body: Annotated[CreateSnapshot | None, json_body(CreateSnapshot | None)],
     after: _After = None,
     unknown: _UnknownKeys = None,
 ) -> JSONResponse:
@@ -109,4 +113,8 @@ async def create_snapshot(
         return answer(await work)
     invalid = failed("CREATE_SNAPSHOT_BAD_REQUEST")
     made = await background.run(owner.account, create.request, after, work, invalid)
-    return pending(create.request) if made is None else answer(made)
+    if made is not None:
+        return answer(made)
+    cancel = partial(background.cancel, owner.account, create.request)
+    call.outlived_by(partial(background.is_running, create.request), cancel)
+    return pending(create.request)

@@ -29,15 +29,7 @@ from stead.repos.transfer.imports import Imports
 from stead.repos.webhooks.signing import WebhookSigner
 from stead.repos.webhooks.triggers import Triggers
 from stead.repos.writer import RepoWriter
-from stead.tasks import KeyedLimit, KeyedLock
-
-
-def limit_creations(most: int) -> KeyedLimit:
-    def busy() -> ApiError:
-        text = f"{most} VMs and snapshots are being created, which is the limit; try again in 5 s"
-        return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "5"}, retryable=True)
-
-    return KeyedLimit(most, max_wait=0, busy=busy)
+from stead.shares import KeyedLimit, KeyedLock
 
 
 def limit_sockets(most: int) -> KeyedLimit:

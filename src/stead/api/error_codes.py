@@ -146,6 +146,7 @@ FAILURES: Mapping[type[SteadError], Failure] = {
     product.WrongSnapshotState: Failure("SOURCE_SNAPSHOT_BUILDING", fields={"snapshotId": "snapshot_id"}),
     product.DiskSpaceExceeded: Failure("NO_LOCAL_STORAGE_CAPACITY"),
     product.CapacityExceeded: Failure("SERVICE_UNAVAILABLE"),
+    product.TooBusy: Failure("SERVICE_UNAVAILABLE", fields={"retryable": "retryable"}, retry_after=5),
     product.ServerStopping: Failure("SERVICE_UNAVAILABLE"),
     product.ReadyTimeout: Failure("VM_START_TIMEOUT"),
     product.StartFailed: Failure("VM_EXIT_DURING_START"),
@@ -277,6 +278,10 @@ LIMITS: Mapping[LimitName, str] = {
     LimitName.DOMAIN_VERIFICATIONS: "LIMIT_EXCEEDED",
     LimitName.VPCS: "LIMIT_EXCEEDED",
     LimitName.WIREGUARD_SESSIONS: "LIMIT_EXCEEDED",
+    LimitName.WIREGUARD_VPCS: "LIMIT_EXCEEDED",
+    LimitName.IDENTITIES: "LIMIT_EXCEEDED",
+    LimitName.TOKENS: "LIMIT_EXCEEDED",
+    LimitName.TEMPLATES: "LIMIT_EXCEEDED",
 }
 SIZE_LIMITS = frozenset({LimitName.VCPUS, LimitName.MEMORY_GIB, LimitName.DISK_GIB})
 """Limits of one VM: nothing is in use of them."""

@@ -5,6 +5,8 @@ from typing import Annotated
 from fastapi import APIRouter, Header
 from starlette.requests import Request
 
+from stead.api.bodies import MANY_VALUES
+from stead.api.declared import large_body
 from stead.api.dependencies import LinksDep
 from stead.api.errors import ApiError
 from stead.api.repos import OwnedRepo
@@ -46,6 +48,7 @@ async def run_github_sync(repo: OwnedRepo, links: LinksDep) -> GithubSyncModel:
 
 
 @router.post(WEBHOOKS, include_in_schema=False)
+@large_body(MAX_WEBHOOK, MANY_VALUES)
 async def hear_github(
     request: Request,
     links: LinksDep,

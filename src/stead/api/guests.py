@@ -6,18 +6,21 @@ import json
 import os
 import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import ValidationError
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
+from stead.api.bodies import MANY_VALUES, MAX_BODY, check_values, json_body
 from stead.api.callers import CurrentCall, Guest, GuestAccess
 from stead.api.calls import Call
-from stead.api.declared import invalid_code, streamed_body
+from stead.api.declared import SMALL_BODY, invalid_code, large_body, streamed_body
 from stead.api.errors import ApiError, from_product
+from stead.api.large_answers import json_answer, text_answer
 from stead.api.wire import Nothing
 from stead.api.wire.guests import (
     Directory,
@@ -38,6 +41,7 @@ from stead.guest.errors import GuestFileNotFound, InvalidGuestPath
 from stead.guest.execution import Ended, Output
 from stead.guest.files import FileInfo, GuestFiles
 from stead.machines.events import Use
+from stead.tasks import in_thread
 
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["guests"])
 
@@ -47,11 +51,13 @@ _MAX_PARENTS = 64
 _RAW = "application/octet-stream"
 _TAR = "application/x-tar"
 _NDJSON = "application/x-ndjson"
+_Exec = Annotated[Exec, json_body(Exec)]
 _Mode = Annotated[str | None, Query(pattern="^[0-7]{1,4}$", description="Permissions in octal, such as 644.")]
 
 
-@router.post("/exec-await")
-async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
+@router.post("/exec-await", response_model=Executed)
+@large_body(MAX_BODY, MANY_VALUES)
+async def exec_await(guest: Guest, wanted: _Exec, call: CurrentCall) -> Response:
     """Run a command and answer when it has exited. Any exit code is a success; a timeout is an error (408).
 
     If the client disconnects, the command is killed.
@@ -67,14 +73,16 @@ async def exec_await(guest: Guest, wanted: Exec, call: CurrentCall) -> Executed:
     if result.timed_out:
         text = f"command timed out after {wanted.timeout_ms} ms and was killed (timeoutMs)"
         raise ApiError("EXEC_TIMED_OUT", text, timeoutMs=wanted.timeout_ms, stdout=stdout, stderr=stderr)
-    return Executed(
-        stdout=stdout,
-        stderr=stderr,
-        status_code=exit_status(result.exit_code, result.signal),
-        signal=result.signal,
-        duration_ms=round(result.duration * 1000, 3),
-        stdout_truncated=result.stdout_truncated,
-        stderr_truncated=result.stderr_truncated,
+    return json_answer(
+        Executed(
+            stdout=stdout,
+            stderr=stderr,
+            status_code=exit_status(result.exit_code, result.signal),
+            signal=result.signal,
+            duration_ms=round(result.duration * 1000, 3),
+            stdout_truncated=result.stdout_truncated,
+            stderr_truncated=result.stderr_truncated,
+        )
     )
 
 
@@ -107,7 +115,8 @@ def _text(data: bytes) -> str:
 
 
 @router.post("/exec-stream", response_class=StreamingResponse)
-async def exec_stream(guest: Guest, wanted: Exec, call: CurrentCall) -> StreamingResponse:
+@large_body(MAX_BODY, MANY_VALUES)
+async def exec_stream(guest: Guest, wanted: _Exec, call: CurrentCall) -> StreamingResponse:
     """Run a command and stream its output as JSON lines while it runs; the last line is an `exit` event.
 
     If the VM is lost or the server stops, the last line is an `error` event with `code` and `message`. If the
@@ -216,6 +225,10 @@ async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
             text = f"file too large for JSON: {found.size} bytes (max {most} MiB); use Accept: {_RAW}"
             raise ApiError("FILES_BAD_REQUEST", text, 413)
         content = await files.read(path, length=MAX_WHOLE_FILE)
+    return await text_answer(len(content), partial(_file_content, content))
+
+
+def _file_content(content: bytes) -> VmFileContent:
     try:
         return VmFileContent(content=content.decode(), encoding="utf8")
     except UnicodeDecodeError:
@@ -254,6 +267,7 @@ _WRITE_BODY = {
 @router.put("/files/{path:path}", openapi_extra=_WRITE_BODY)
 @invalid_code("FILES_BAD_REQUEST")
 @streamed_body(_RAW)
+@large_body(MAX_BODY)
 async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mode = None) -> Nothing:
     """Write a file atomically and create its parent folders. If the write fails, the old file stays.
 
@@ -282,14 +296,21 @@ async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mod
 
 
 async def _written(request: Request) -> bytes:
+    body = await request.body()
     try:
-        return WriteFile.model_validate_json(await request.body()).data()
+        return _content(body) if len(body) <= SMALL_BODY else await in_thread(_content, body)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         raise InvalidRequest(f"invalid request: {where}: {problem['msg']}") from None
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
+
+
+def _content(body: bytes) -> bytes:
+    # The content type says nothing here: clients send JSON without it.
+    check_values(body)
+    return WriteFile.model_validate_json(body).data()
 
 
 @router.delete("/files/{path:path}")

@@ -18,7 +18,9 @@ from stead.repos.quotas import QuotaExceeded
 _TYPE = "application/vnd.git-lfs+json"
 _HEADERS = {"Content-Type": _TYPE, "Cache-Control": "no-store"}
 _AUTHENTICATE = {"WWW-Authenticate": 'Basic realm="Stead"', "LFS-Authenticate": 'Basic realm="Stead"'}
-_MAX_REQUEST = 4 << 20
+MAX_REQUEST = 4 << 20
+MAX_VALUES = 20_000
+"""Values of a batch's JSON."""
 _BATCH = "info/lfs/objects/batch"
 _OBJECT = re.compile(r"info/lfs/objects/([0-9a-f]{64})(/verify)?")
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
@@ -79,6 +81,12 @@ def route(what: str) -> str | None:
     return "info/lfs/none" if matched is None else f"info/lfs/objects/{{oid}}{matched[2] or ''}"
 
 
+def is_transfer(what: str) -> bool:
+    """Whether a request sends or receives an object."""
+    matched = _OBJECT.fullmatch(what)
+    return matched is not None and matched[2] is None
+
+
 async def refuse(answer: StreamedAnswer, refused: TextError) -> None:
     headers = _HEADERS | refused.headers
     if "WWW-Authenticate" in headers:
@@ -106,7 +114,7 @@ async def answer(request: LfsRequest, objects: LfsObjects, what: str) -> None:
 
 async def _batch(request: LfsRequest, objects: LfsObjects) -> None:
     try:
-        batch = _Batch.model_validate_json(await read_all(pieces(request.receive), _MAX_REQUEST))
+        batch = _Batch.model_validate_json(await read_all(pieces(request.receive), MAX_REQUEST))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
@@ -145,30 +153,31 @@ async def _batch_objects(request: LfsRequest, objects: LfsObjects, batch: _Batch
             code = 507 if isinstance(result, QuotaExceeded | DiskFull) else 422
             offer["error"] = {"code": code, "message": str(result)}
         elif batch.operation == "upload" and result in missing:
-            offer |= {"authenticated": True, "actions": _actions(request, result, "upload", "verify")}
+            offer["actions"] = _actions(request, result, "upload", "verify")
         elif batch.operation == "download" and result in missing:
             offer["error"] = {"code": 404, "message": f"no LFS object {result.oid}"}
         elif batch.operation == "download":
-            offer |= {"authenticated": True, "actions": _actions(request, result, "download")}
+            offer["actions"] = _actions(request, result, "download")
         answers.append(offer)
     return answers
 
 
 def _actions(request: LfsRequest, wanted: LfsObject, *names: str) -> dict[str, Any]:
-    """The URL of an object on the host of this request, with the request's own credentials."""
+    """The URL of an object on the host of this request.
+
+    It carries no credentials and is not `authenticated`, so that git-lfs authenticates by its own.
+    """
     host = request.headers.get("host", "")
     if not _HOST.fullmatch(host):
         raise TextError(400, "missing Host header")
     root = request.scope["path"].removesuffix("/batch")
     here = f"{request.scope['scheme']}://{host}{root}/{wanted.oid}"
-    authorization = request.headers.get("authorization")
-    shown = {} if authorization is None else {"Authorization": authorization}
-    return {name: {"href": f"{here}/verify" if name == "verify" else here, "header": shown} for name in names}
+    return {name: {"href": f"{here}/verify" if name == "verify" else here} for name in names}
 
 
 async def _verify(request: LfsRequest, objects: LfsObjects, oid: str) -> None:
     try:
-        wanted = _ObjectModel.model_validate_json(await read_all(pieces(request.receive), _MAX_REQUEST))
+        wanted = _ObjectModel.model_validate_json(await read_all(pieces(request.receive), MAX_REQUEST))
     except ValidationError:
         raise TextError(422, "invalid request: oid and size are required") from None
     if wanted.oid != oid:

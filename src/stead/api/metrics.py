@@ -22,6 +22,12 @@ durations = Histogram(
     registry=registry,
 )
 open_websockets = Gauge("stead_websockets", "WebSockets open.", registry=registry)
+loop_lag = Histogram(
+    "stead_event_loop_lag_seconds",
+    "How late the event loop runs a timer, measured every 50 ms.",
+    buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+    registry=registry,
+)
 machine_states = Gauge("stead_machines", "VMs by state.", ("state",), registry=registry)
 
 

@@ -8,7 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 
+from stead.api.bodies import MANY_VALUES, MAX_BODY, json_body
 from stead.api.callers import CurrentCall, Guest, GuestAccess
+from stead.api.declared import large_body
 from stead.api.sessions import (
     SessionId,
     check_session_id,
@@ -32,6 +34,8 @@ router = APIRouter(prefix="/v1/vms/{vm_id}/processes", tags=["processes"])
 
 MAX_WAIT_MS = 60_000
 _MAX_PAGE = 1 << 20
+_MAX_COMMAND = 8 << 20
+"""Bytes of a request with a command and its environment, of which Linux takes 2 MiB."""
 _STREAMS = {"stdout": b"\x01", "stderr": b"\x02"}
 
 _Offset = Annotated[
@@ -48,7 +52,10 @@ async def _using(guest: GuestAccess, process_id: str) -> AsyncIterator[Agent]:
 
 
 @router.post("")
-async def start_process(guest: Guest, wanted: NewProcess, call: CurrentCall) -> Process:
+@large_body(_MAX_COMMAND, MANY_VALUES)
+async def start_process(
+    guest: Guest, wanted: Annotated[NewProcess, json_body(NewProcess)], call: CurrentCall
+) -> Process:
     """Start a program in the background. It ends with the VM's run; suspend, snapshot and fork carry it."""
     chosen = None if wanted.id is None else check_session_id(wanted.id)
     cols, rows = clamped(wanted.cols, wanted.rows)
@@ -125,6 +132,7 @@ _RAW_BODY = {
 
 
 @router.post("/{process_id}/stdin", openapi_extra=_RAW_BODY)
+@large_body(MAX_BODY)
 async def write_stdin(
     guest: Guest, process_id: SessionId, request: Request, call: CurrentCall, close: bool = False
 ) -> Nothing:

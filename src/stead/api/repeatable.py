@@ -17,7 +17,7 @@ from stead.api.wire import Wire
 from stead.creation.background import new_request_id
 from stead.creation.idempotency import IdempotencyKeys, KeyedCall, Make
 from stead.errors import InvalidRequest
-from stead.tasks import KeyedLock
+from stead.shares import KeyedLock
 
 KEY_HEADER = "Idempotency-Key"
 

@@ -2,18 +2,24 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from stead.api.callers import AnyCaller, Owner
+from stead.api.bodies import MANY_VALUES, MAX_BODY, json_body
+from stead.api.callers import AnyCaller, Owner, call_of
+from stead.api.declared import large_body
 from stead.api.dependencies import AccessDep, ImportsDep, ReposDep, WriterDep
 from stead.api.errors import ApiError
+from stead.api.large_answers import list_answer, text_answer
+from stead.api.paced_response import PacedResponse
 from stead.api.repeatable import CurrentCreate, IfMissing, answer_of
 from stead.api.wire import LARGEST, Nothing
+from stead.api.wire.guests import decoded
 from stead.api.wire.repos import (
     ArchiveImport,
     Blob,
@@ -42,15 +48,18 @@ from stead.api.wire.repos import (
     moment,
 )
 from stead.creation.results import Ensured
+from stead.identity.callers import Caller
 from stead.repos import contents, history
 from stead.repos.access import Level
 from stead.repos.committing import Change
 from stead.repos.errors import RepoNotFound
 from stead.repos.fast_import import Author
 from stead.repos.history import MAX_COMMITS, Order
+from stead.repos.places import GitCaller
 from stead.repos.repos import Fill, RepoInfo
 from stead.repos.repository import Repository
 from stead.repos.transfer.imports import Imports
+from stead.tasks import in_thread
 
 router = APIRouter(prefix="/git/v1/repo", tags=["repositories"])
 
@@ -75,13 +84,25 @@ class OpenRepo:
     level: Level
 
 
-async def readable(repo_id: RepoId, caller: AnyCaller, repos: ReposDep, access: AccessDep) -> OpenRepo:
+def _user(caller: Caller) -> GitCaller:
+    return GitCaller(caller.account, caller.identity)
+
+
+async def readable(
+    repo_id: RepoId, caller: AnyCaller, connection: HTTPConnection, repos: ReposDep, access: AccessDep
+) -> OpenRepo:
     """A repository that the caller may read; others are 404, as if they did not exist."""
     info = await repos.get(repo_id)
-    level = await access.level(caller, info)
-    if level is None:
-        raise RepoNotFound(repo_id)
-    return OpenRepo(info, repos.repository(info.id), level)
+
+    async def level() -> Level:
+        found = await access.level(caller, info)
+        if found is None:
+            raise RepoNotFound(repo_id)
+        return found
+
+    if caller.identity is not None:
+        call_of(connection).require(level)
+    return OpenRepo(info, repos.opened(info, _user(caller)), await level())
 
 
 ReadableRepo = Annotated[OpenRepo, Depends(readable)]
@@ -98,7 +119,7 @@ WritableRepo = Annotated[OpenRepo, Depends(writable)]
 
 async def owned(repo_id: RepoId, caller: Owner, repos: ReposDep) -> OpenRepo:
     info = await repos.owned(caller.account, repo_id)
-    return OpenRepo(info, repos.repository(info.id), "write")
+    return OpenRepo(info, repos.opened(info, _user(caller)), "write")
 
 
 OwnedRepo = Annotated[OpenRepo, Depends(owned)]
@@ -108,12 +129,13 @@ OwnedRepo = Annotated[OpenRepo, Depends(owned)]
 
 
 @router.post("", response_model=CreatedRepo)
+@large_body(MAX_BODY, MANY_VALUES)
 async def create_repo(
     caller: Owner,
     repos: ReposDep,
     imports: ImportsDep,
     create: CurrentCreate,
-    body: CreateRepo | None = None,
+    body: Annotated[CreateRepo | None, json_body(CreateRepo | None)],
 ) -> JSONResponse:
     """Create a repository: empty, from a source with its history, or with one commit of imported files."""
     wanted = body or CreateRepo.model_validate({})
@@ -176,7 +198,8 @@ async def list_repos(
     """List the account's repositories, newest first; for an identity, those it has access to."""
     only = None if caller.identity is None else await access.repos_of(caller.identity)
     page = await repos.list(caller.account, limit=limit, offset=offset, search=search, only=only)
-    rows = await asyncio.gather(*(_row(repos.repository(info.id), info) for info in page.items))
+    user = _user(caller)
+    rows = await asyncio.gather(*(_row(repos.opened(info, user), info) for info in page.items))
     return RepoList(repositories=list(rows), total=page.total, offset=page.offset)
 
 
@@ -271,36 +294,48 @@ async def get_tag_object(sha: str, repo: ReadableRepo) -> TagModel:
 # Contents
 
 
-@router.get("/{repo_id}/contents", response_model_exclude_none=True)
-@router.get("/{repo_id}/contents/{path:path}", response_model_exclude_none=True)
+@router.get("/{repo_id}/contents", response_model=FileContent | DirectoryEntry)
+@router.get("/{repo_id}/contents/{path:path}", response_model=FileContent | DirectoryEntry)
 async def get_contents(
     repo: ReadableRepo,
     path: str = "",
     rev: Rev = None,
     ref: Rev = None,
     recursive: Annotated[bool | None, Query(description=_RECURSIVE)] = None,
-) -> FileContent | DirectoryEntry:
+) -> Response:
     """Get a file with its content in base64, or a folder with its entries."""
     found = await contents.read(repo.repository, path, rev or ref, recursive=recursive)
-    return FileContent.of(found) if isinstance(found, contents.RepoFile) else DirectoryEntry.of(found)
+    if isinstance(found, contents.RepoFile):
+        file = found
+        return await text_answer(len(file.content), lambda: FileContent.of(file), exclude_none=True)
+    folder = found
+    return await list_answer(len(folder.entries), lambda: DirectoryEntry.of(folder), exclude_none=True)
 
 
-@router.get("/{repo_id}/git/blobs/{sha}")
-async def get_blob(sha: str, repo: ReadableRepo) -> Blob:
+@router.get("/{repo_id}/git/blobs/{sha}", response_model=Blob)
+async def get_blob(sha: str, repo: ReadableRepo) -> Response:
     """Get a blob by its sha, in base64."""
     found, data = await contents.blob(repo.repository, sha)
-    return Blob(sha=found, size=len(data), content=base64.b64encode(data).decode())
+
+    def blob() -> Blob:
+        return Blob(sha=found, size=len(data), content=base64.b64encode(data).decode())
+
+    return await text_answer(len(data), blob)
 
 
-@router.get("/{repo_id}/git/trees/{sha}", response_model_exclude_none=True)
-async def get_tree(sha: str, repo: ReadableRepo) -> Tree:
+@router.get("/{repo_id}/git/trees/{sha}", response_model=Tree)
+async def get_tree(sha: str, repo: ReadableRepo) -> Response:
     """Get a tree by its sha or the sha of a commit."""
     entries = await contents.tree(repo.repository, sha)
-    tree = [
-        TreeEntry(path=entry.path, sha=entry.sha, type=entry.kind, size=entry.size, mode=entry.mode)
-        for entry in entries
-    ]
-    return Tree(sha=sha.lower(), tree=tree)
+
+    def tree() -> Tree:
+        found = [
+            TreeEntry(path=entry.path, sha=entry.sha, type=entry.kind, size=entry.size, mode=entry.mode)
+            for entry in entries
+        ]
+        return Tree(sha=sha.lower(), tree=found)
+
+    return await list_answer(len(entries), tree, exclude_none=True)
 
 
 @router.get("/{repo_id}/tarball", response_class=StreamingResponse)
@@ -319,15 +354,9 @@ async def _archive(repo: OpenRepo, kind: str, rev: str | None) -> StreamingRespo
     pieces = contents.archive(repo.repository, kind, rev)
     # Read the first piece before the response starts, so that a missing revision is still a 404.
     first = await anext(pieces)
-
-    async def whole() -> AsyncIterator[bytes]:
-        yield first
-        async for piece in pieces:
-            yield piece
-
     name = f"{repo.info.name or repo.info.id}.{kind}".encode("ascii", "replace").decode().replace('"', "")
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return StreamingResponse(whole(), media_type=contents.ARCHIVES[kind], headers=headers)
+    return PacedResponse(first, pieces, contents.ARCHIVES[kind], headers)
 
 
 # Commits
@@ -387,7 +416,10 @@ async def get_commit(sha: str, repo: ReadableRepo) -> CommitModel:
 
 
 @router.post("/{repo_id}/commits")
-async def create_commit(repo: WritableRepo, writer: WriterDep, wanted: NewCommit) -> CommitCreated:
+@large_body(MAX_BODY, MANY_VALUES)
+async def create_commit(
+    repo: WritableRepo, writer: WriterDep, wanted: Annotated[NewCommit, json_body(NewCommit)]
+) -> CommitCreated:
     """Commit file changes to a branch. A missing branch is created.
 
     With `expectedSha` the commit is made only if the branch is at that commit, otherwise the response is 409
@@ -396,13 +428,17 @@ async def create_commit(repo: WritableRepo, writer: WriterDep, wanted: NewCommit
     author = None if wanted.author is None else Author(wanted.author.name, wanted.author.email)
     commit = await writer.commit(
         repo.repository,
-        [_change(file) for file in wanted.files],
+        await in_thread(_changes, wanted.files),
         wanted.message,
         branch=wanted.branch,
         author=author,
         expected=wanted.expected_sha,
     )
     return CommitCreated(commit=CommitModel.of(commit))
+
+
+def _changes(files: Sequence[FileChangeModel]) -> list[Change]:
+    return [_change(file) for file in files]
 
 
 def _change(file: FileChangeModel) -> Change:
@@ -413,7 +449,7 @@ def _change(file: FileChangeModel) -> Change:
     if file.encoding != "base64":
         return Change(file.path, file.content.encode(errors="replace"))
     try:
-        return Change(file.path, base64.b64decode(file.content, validate=True))
+        return Change(file.path, decoded(file.content, "content"))
     except ValueError:
         text = f"the content of {file.path!r} is not valid base64"
         raise ApiError("INVALID_BASE64_CONTENT", text, path=file.path) from None

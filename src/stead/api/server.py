@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -31,7 +31,12 @@ class ApiServer(uvicorn.Server):
         super().__init__(config)
         self._calls = calls
         self._up = asyncio.Event()
-        self._running = asyncio.create_task(self._serve(list(sockets)), name="API server")
+        self._running = asyncio.create_task(self.serve(list(sockets)), name="API server")
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are handled by `until_signal`, or by the program that this server is a part of."""
+        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -118,6 +123,8 @@ async def _serving(app: ASGIApp, calls: Calls, sockets: Sequence[socket.socket])
         log_config=None,
         access_log=False,
         server_header=False,
+        # Any local program could claim another client's address.
+        proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=int(STOP_GRACE) + 30,
     )

@@ -1,17 +1,21 @@
 """Git's smart HTTP protocol (clone, fetch, push) and git-lfs, as an ASGI middleware."""
 
 import base64
-import binascii
+import contextlib
 import re
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from stead.addresses import network_of
 from stead.api import lfs_http
+from stead.api.calls import Call
+from stead.api.declared import BodyLimit
 from stead.api.errors import ApiError, to_git
 from stead.api.streaming import ClientLeft, StreamedAnswer, TextError, decompressed, pieces
 from stead.errors import SteadError
@@ -22,7 +26,8 @@ from stead.repos.lfs.store import (
     MAX_OBJECT,
     LfsObjects,
 )
-from stead.repos.repos import Repos
+from stead.repos.places import GitCaller, Work
+from stead.repos.repos import RepoInfo, Repos
 from stead.repos.repository import Repository
 from stead.repos.transfer.serving import GitService, PackServer, Read, is_protocol
 
@@ -39,13 +44,17 @@ _PLAIN = {"Content-Type": "text/plain; charset=utf-8"}
 _AUTHENTICATE = {"WWW-Authenticate": 'Basic realm="Stead"'}
 
 
-def is_git_stream(scope: Scope) -> bool:
-    """Whether a request's body is streamed and has its own limits."""
+def git_body_limit(scope: Scope) -> BodyLimit | None:
+    """What is read of the body of a request of git or git-lfs; None for other requests.
+
+    Packs and LFS objects are streamed, and have limits of their own.
+    """
     matched = _PATH.fullmatch(scope["path"])
     if matched is None:
-        return False
+        return None
     what = matched["what"]
-    return what in _SERVICES if scope["method"] == "POST" else what.startswith("info/lfs/objects/")
+    streamed = what in _SERVICES if scope["method"] == "POST" else what.startswith("info/lfs/objects/")
+    return BodyLimit(None) if streamed else BodyLimit(lfs_http.MAX_REQUEST, lfs_http.MAX_VALUES)
 
 
 @dataclass(frozen=True)
@@ -90,8 +99,8 @@ class SmartHttp:
             await self._answer(_GitCall(scope, receive, answer, Headers(scope=scope), repo, what))
         except ClientLeft:
             return
-        except (TextError, SteadError) as error:
-            refused = error if isinstance(error, TextError) else to_git(error)
+        except (TextError, ApiError, SteadError) as error:
+            refused = _in_plain_text(error)
             if answer.begun:
                 # The response has started: an aborted connection is the only way to report the failure.
                 raise ApiError("INTERNAL", str(refused)) from error
@@ -102,14 +111,26 @@ class SmartHttp:
                 await answer.send(refused.status, text, _PLAIN | _NEVER_CACHED | refused.headers)
 
     async def _answer(self, call: "_GitCall") -> None:
-        caller, level = await self._level(call)
-        repository = self._repos.repository(call.repo)
+        caller = await self._authenticate(call)
+        info, level = await self._level(call.repo, caller)
+        if caller is None:
+            # git asks without its credential first, and a push is refused without a place.
+            if GitService.RECEIVE_PACK in (call.what, *_wanted(call)):
+                raise _authentication_required()
+            await _current(call).admit_anonymous()
+        else:
+            _current(call).require(partial(self._check_access, call, caller))
+        repository = self._repos.opened(info, _user(caller, call.scope))
         if lfs_http.route(call.what):
             objects = LfsObjects(repository, self._repos.quotas, self._max_lfs_object)
             request = lfs_http.LfsRequest(
                 call.scope, call.receive, call.answer, call.headers, level, caller is None
             )
-            await lfs_http.answer(request, objects, call.what)
+            if lfs_http.is_transfer(call.what):
+                async with repository.holding(Work.OBJECT):
+                    await lfs_http.answer(request, objects, call.what)
+            else:
+                await lfs_http.answer(request, objects, call.what)
         elif call.what in _SERVICES:
             await self._serve_pack(call, repository, GitService(call.what), caller, level)
         else:
@@ -117,24 +138,39 @@ class SmartHttp:
 
     # Authentication
 
-    async def _level(self, call: "_GitCall") -> tuple[Caller | None, Level]:
-        """Authenticate the caller and check access. No access is answered as not found."""
-        caller = None
-        authorization = call.headers.get("authorization")
-        if authorization is not None:
-            secret = _secret(authorization)
-            caller = await self._callers.authenticate(secret) if secret else None
-            if caller is None:
-                raise TextError(401, "invalid or revoked API key or token", _AUTHENTICATE)
-        try:
-            level = await self._access.level(caller, await self._repos.get(call.repo))
-        except RepoNotFound:
-            level = None
-        if level is None and caller is None:
+    async def _authenticate(self, call: "_GitCall") -> Caller | None:
+        """The caller, with a place for the call; None for an anonymous one, which has none yet."""
+        current = _current(call)
+        if call.headers.get("authorization") is None:
+            return None
+        caller = await self._caller(call)
+        if caller is None:
+            current.count_refused()
+            raise TextError(401, "invalid or revoked API key or token", _AUTHENTICATE)
+        await current.admit(caller)
+        return caller
+
+    async def _caller(self, call: "_GitCall") -> Caller | None:
+        secret = _secret(call.headers.get("authorization", ""))
+        return await self._callers.authenticate(secret) if secret else None
+
+    async def _level(self, repo: str, caller: Caller | None) -> tuple[RepoInfo, Level]:
+        """The repository and the caller's access. No access is answered as not found."""
+        with contextlib.suppress(RepoNotFound):
+            info = await self._repos.get(repo)
+            level = await self._access.level(caller, info)
+            if level is not None:
+                return info, level
+        if caller is None:
             raise _authentication_required()
-        if level is None:
-            raise TextError(404, f"repository {call.repo} not found, or no access to it")
-        return caller, level
+        raise TextError(404, f"repository {repo} not found, or no access to it")
+
+    async def _check_access(self, call: "_GitCall", caller: Caller) -> None:
+        """Raise an error if the credential was revoked, or the access to the repository withdrawn."""
+        if await self._caller(call) is None:
+            raise ApiError("UNAUTHORIZED_ERROR", "the API key or token was revoked")
+        if await self._access.level(caller, await self._repos.get(call.repo)) is None:
+            raise RepoNotFound(call.repo)
 
     # Requests
 
@@ -143,7 +179,7 @@ class SmartHttp:
     ) -> None:
         if call.scope["method"] != "GET":
             raise TextError(405, "method not allowed: use GET", {"Allow": "GET"})
-        wanted = parse_qs(call.scope["query_string"].decode("latin-1")).get("service", [])
+        wanted = _wanted(call)
         if call.what == "HEAD" or len(wanted) != 1 or wanted[0] not in _SERVICES:
             raise TextError(403, "only git's smart HTTP protocol is supported: use git 1.6.6 or later")
         service = GitService(wanted[0])
@@ -190,6 +226,34 @@ class _GitCall:
     what: str
 
 
+def _user(caller: Caller | None, scope: Scope) -> GitCaller:
+    """Whose share of git the call uses. Without a peer, as behind a Unix socket, all addresses are one."""
+    if caller is not None:
+        return GitCaller(caller.account, caller.identity)
+    host, _ = scope.get("client") or ("", 0)
+    return GitCaller(None, address=network_of(host))
+
+
+def _in_plain_text(error: TextError | ApiError | SteadError) -> TextError:
+    match error:
+        case TextError():
+            return error
+        case ApiError():
+            return TextError(error.status, error.message, error.headers)
+        case _:
+            return to_git(error)
+
+
+def _wanted(call: _GitCall) -> list[str]:
+    """The services that a request for the refs names: one, if git sent it."""
+    return parse_qs(call.scope["query_string"].decode("latin-1")).get("service", [])
+
+
+def _current(call: _GitCall) -> Call:
+    current: Call = call.scope["state"]["call"]
+    return current
+
+
 def _check(service: GitService, caller: Caller | None, level: Level) -> None:
     if service is GitService.RECEIVE_PACK and level != "write":
         if caller is None:
@@ -211,7 +275,7 @@ def _secret(authorization: str) -> str | None:
         return None
     try:
         user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return None
     return password or user
 

@@ -1,4 +1,4 @@
-"""Streamed request and response bodies outside FastAPI, for Git and LFS traffic."""
+"""Streamed request and response bodies of Git and LFS traffic, with a minimum rate."""
 
 import asyncio
 import contextlib
@@ -8,8 +8,9 @@ from http import HTTPStatus
 
 from starlette.types import Message, Receive, Send
 
-IDLE = 120.0
-"""Idle timeout: seconds without progress by the client."""
+from stead.repos.transfer import pace
+from stead.repos.transfer.pace import ClientPace
+
 _STEP = 256 << 10
 _MAX_RATIO = 100
 _RATIO_AFTER = 1 << 20
@@ -28,20 +29,43 @@ class ClientLeft(Exception):
     """The client disconnected."""
 
 
+def _new_pace() -> ClientPace:
+    return ClientPace(pace.RATE, pace.GRACE, pace.MAX_CREDIT)
+
+
 async def pieces(receive: Receive) -> AsyncGenerator[bytes, None]:
-    """The chunks of a request body."""
+    """The chunks of a request body, which must arrive at a minimum rate."""
+    client = _new_pace()
     more = True
     while more:
         try:
-            async with asyncio.timeout(IDLE):
+            async with asyncio.timeout(client.wait()):
                 message = await receive()
         except TimeoutError:
-            raise TextError(408, f"no request data for {IDLE:g} s") from None
+            raise TextError(408, "request body arrives too slowly") from None
         if message["type"] == "http.disconnect":
             raise ClientLeft
-        if body := message.get("body", b""):
+        body = message.get("body", b"")
+        client.moved(len(body))
+        if body:
             yield body
         more = message.get("more_body", False)
+
+
+class PacedSend:
+    """Sends a response to a client that must read it at a minimum rate."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._pace = _new_pace()
+
+    async def __call__(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._pace.wait()):
+                await self._send(message)
+        except TimeoutError:
+            raise TextError(408, "the client reads the response too slowly") from None
+        self._pace.moved(len(message.get("body", b"")))
 
 
 async def decompressed(body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
@@ -86,10 +110,10 @@ async def read_all(body: AsyncGenerator[bytes, None], most: int) -> bytes:
 
 
 class StreamedAnswer:
-    """A response with an idle timeout: a client that does not read is disconnected."""
+    """A response with a minimum rate: a client that reads too slowly is disconnected."""
 
     def __init__(self, send: Send) -> None:
-        self._send_message = send
+        self._paced_send = PacedSend(send)
         self.begun = False
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
@@ -111,8 +135,4 @@ class StreamedAnswer:
         await self.end(body)
 
     async def _send(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(IDLE):
-                await self._send_message(message)
-        except TimeoutError:
-            raise TextError(408, f"client read nothing for {IDLE:g} s") from None
+        await self._paced_send(message)

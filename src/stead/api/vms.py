@@ -5,10 +5,18 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import JSONResponse, Response
 
-from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, UsableVm
+from stead.api.callers import AnyCaller, CurrentCall, OwnedVm, Owner, UsableVm
 from stead.api.declared import invalid_code
-from stead.api.dependencies import BuilderDep, DomainsDep, IdentitiesDep, LogbookDep, MachinesDep
+from stead.api.dependencies import (
+    BuilderDep,
+    CreationDep,
+    DomainsDep,
+    IdentitiesDep,
+    LogbookDep,
+    MachinesDep,
+)
 from stead.api.errors import ApiError
+from stead.api.large_answers import list_answer
 from stead.api.repeatable import CurrentCreate, answer_of, snapshot_id
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.builds import BuildRecord
@@ -66,7 +74,7 @@ async def list_vms(
     found = await machines.list(caller.account, deleted=include_deleted)
     if caller.identity is not None:
         granted = await identities.granted(caller.identity)
-        found = [info for info in found if info.id in granted]
+        found = [info for info in found if info.id in granted and not info.is_deleted]
     states = [wire_state(info.state) for info in found]
     if vm_state is not None:
         found = [info for info in found if wire_state(info.state) == vm_state]
@@ -74,20 +82,22 @@ async def list_vms(
         wanted = search.lower()
         found = [info for info in found if wanted in info.id or wanted in (info.name or "").lower()]
     page = found[offset:] if limit is None else found[offset : offset + limit]
-    listed = VmList(
-        vms=[VmRow.of(info) for info in page],
-        total_count=len(found),
-        running_count=states.count("running"),
-        starting_count=states.count("starting"),
-        suspended_count=states.count("suspended"),
-        stopped_count=states.count("stopped"),
-        building_count=states.count("building"),
-        suspending_count=states.count("suspending"),
-        lost_count=states.count("lost"),
-        user_id=caller.account,
-    )
-    # Serialized here: FastAPI would validate a thousand rows again, which takes longer than to read them.
-    return Response(listed.model_dump_json(by_alias=True), media_type="application/json")
+
+    def listed() -> VmList:
+        return VmList(
+            vms=[VmRow.of(info) for info in page],
+            total_count=len(found),
+            running_count=states.count("running"),
+            starting_count=states.count("starting"),
+            suspended_count=states.count("suspended"),
+            stopped_count=states.count("stopped"),
+            building_count=states.count("building"),
+            suspending_count=states.count("suspending"),
+            lost_count=states.count("lost"),
+            user_id=caller.account,
+        )
+
+    return await list_answer(len(page), listed)
 
 
 @router.get("/{vm_id}")
@@ -119,7 +129,8 @@ async def start_vm(
 ) -> Started:
     """Wake a suspended VM, boot a stopped one, or create a deleted one again if it has `recreate`.
 
-    `idleTimeoutSeconds` and `activityThresholdBytes` change the VM's settings, and need an API key.
+    `idleTimeoutSeconds` and `activityThresholdBytes` change the VM's settings, and need an API key. So does
+    creating it again.
     """
     options = options or Start()
     given = options.model_fields_set
@@ -233,7 +244,9 @@ async def snapshot_vm(
 @router.post("/{vm_id}/fork", response_model=Forks)
 async def fork_vm(
     info: OwnedVm,
+    caller: Owner,
     machines: MachinesDep,
+    creation: CreationDep,
     call: CurrentCall,
     create: CurrentCreate,
     body: Fork | None = None,
@@ -247,8 +260,13 @@ async def fork_vm(
             await machines.delete(child, forget=True)
 
     async def fork() -> list[str]:
-        children = await machines.fork(
-            info.id, wanted.count, persistence=kept, name=wanted.name, request=create.request
+        children = await creation.fork(
+            caller.account,
+            info.id,
+            wanted.count,
+            persistence=kept,
+            name=wanted.name,
+            request=create.request,
         )
         return [child.id for child in children]
 

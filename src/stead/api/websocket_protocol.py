@@ -15,13 +15,13 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
-from websockets.exceptions import InvalidState
+from websockets.exceptions import InvalidHandshake, InvalidState
 from websockets.frames import Frame
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import StatusLike
 
-from stead.api.protocol import EXTENSION, error_body
+from stead.api.protocol import EXTENSION, error_body, is_from_edge, note_client
 
 MORE = "stead.more"
 """Key of `websocket.send`: the next one continues this binary message."""
@@ -61,6 +61,13 @@ class SocketConnection:
 
 
 class _Handshake(ServerProtocol):
+    def process_request(self, request: Request) -> tuple[str, str | None, str | None]:
+        try:
+            return super().process_request(request)
+        except UnicodeError:
+            # websockets encodes the key as UTF-8, and would answer other bytes with status 500.
+            raise InvalidHandshake("invalid Sec-WebSocket-Key header: not ASCII") from None
+
     def reject(self, status: StatusLike, text: str) -> Response:
         """Answer an invalid handshake with a JSON error, like every other error."""
         status = HTTPStatus(status)
@@ -101,6 +108,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if not self.close_sent:
             self.scope["extensions"][EXTENSION] = SocketConnection(self)  # type: ignore[assignment]
+            if is_from_edge(self.transport):
+                note_client(self.scope, "wss")
 
     def handle_cont(self, event: Frame) -> None:
         # Empty fragments do not count towards the size of a message, but would fill the list of its parts.

@@ -41,6 +41,7 @@ def test_prepare_reuses_the_template(settings: Settings, machines: Machines) -> 
         result = stead(*shlex.split(line)[1:], "--json", settings=other)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["size"] == str(settings.default_size)
+    assert "building" not in result.stderr
 
 
 def test_link_of_the_readme_puts_the_command_on_the_path() -> None:

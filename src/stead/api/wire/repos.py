@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainSerializer, WithJsonSchema
+from pydantic import FailFast, Field, PlainSerializer, WithJsonSchema
 
 from stead.api.wire import Wire
 from stead.repos import contents, history
@@ -314,7 +314,8 @@ class FileChangeModel(Wire):
 
 class NewCommit(Wire):
     message: str
-    files: list[FileChangeModel]
+    # Ten thousand invalid files would be as many errors.
+    files: Annotated[list[FileChangeModel], FailFast()]
     branch: str | None = None
     author: CommitAuthor | None = None
     expected_sha: str | None = None

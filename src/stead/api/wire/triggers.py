@@ -1,25 +1,9 @@
 """Wire models of triggers and deliveries."""
 
-import json
 from typing import Literal, Self
 
 from stead.api.wire import Time, Wire
-from stead.repos.webhooks.pushes import PushEvent
 from stead.repos.webhooks.triggers import Delivery, Trigger
-
-
-def push_payload(event: PushEvent) -> str:
-    """The body of a webhook."""
-    payload = {
-        "event": "branchUpdate",
-        "repoId": event.repo_id,
-        "branch": event.update.branch,
-        "commit": event.update.new,
-        "previousCommit": event.update.old,
-        "deliveryId": event.delivery_id,
-        "timestamp": event.detected_at.isoformat(timespec="milliseconds"),
-    }
-    return json.dumps(payload)
 
 
 class TriggerRule(Wire):

@@ -1,0 +1,95 @@
+"""Admission of calls: places and rates by account, and a small pool by address for calls without a caller."""
+
+from stead.addresses import network_of
+from stead.api.errors import ApiError
+from stead.identity.callers import Caller
+from stead.settings import Settings
+from stead.shares import KeyedLimit, RateLimit, Release
+
+_MAX_WAIT = 1.0
+"""Seconds that a call waits for a place: a short burst is not refused."""
+_MAX_WAITING = 64
+_BURST = 10
+"""Seconds of the rate that may be used at once."""
+_SMALLEST_POOL = 16
+_SMALLEST_SHARE = 4
+
+
+class Admission:
+    """Who may make a call now. `/healthz` and `/metrics` do not ask.
+
+    An account has at most a quarter of the places, one of its identities half of that. Calls without a
+    caller (public pages, anonymous git, webhooks of GitHub) have places of their own, by address.
+    """
+
+    def __init__(self, most: int, rate: int, anonymous_rate: int) -> None:
+        """`most` calls in progress; `rate` calls a second of an account, `anonymous_rate` of an address."""
+        share = max(1, most // 4)
+        own = max(1, share // 2)
+        text = f"too many requests at once: max {share} for an account, {own} for an identity,"
+        text += f" {most} in all (STEAD_MAX_CALLS); retry later"
+        self._places = KeyedLimit(
+            most,
+            share,
+            per_caller=own,
+            max_waiting=_MAX_WAITING,
+            max_wait=_MAX_WAIT,
+            busy=lambda: _busy(text),
+        )
+        pool = max(_SMALLEST_POOL, most // 8)
+        each = max(_SMALLEST_SHARE, pool // 8)
+        anonymous = f"too many requests without a credential at once: max {each} for an address,"
+        anonymous += f" {pool} in all (an eighth of STEAD_MAX_CALLS); retry later"
+        self._anonymous_places = KeyedLimit(
+            pool,
+            each,
+            max_waiting=_MAX_WAITING,
+            max_wait=_MAX_WAIT,
+            busy=lambda: _busy(anonymous),
+        )
+        self._rate, self._anonymous_rate = rate, anonymous_rate
+        self._rates = RateLimit(rate * _BURST, 1 / rate)
+        self._identity_rates = RateLimit(max(1, rate * _BURST // 2), 2 / rate)
+        self._anonymous_rates = RateLimit(anonymous_rate * _BURST, 1 / anonymous_rate)
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Admission":
+        return cls(settings.max_calls, settings.call_rate, settings.anonymous_rate)
+
+    def count(self, caller: Caller) -> None:
+        """Count a call of an account. ApiError if it makes too many a second."""
+        seconds = 0
+        if caller.identity is not None:
+            seconds = self._identity_rates.allow(caller.identity)
+        seconds = seconds or self._rates.allow(caller.account)
+        if seconds:
+            text = f"too many requests a second: max {self._rate} for an account, half of it for an identity"
+            raise _too_often(f"{text} (STEAD_CALL_RATE)", seconds)
+
+    def count_anonymous(self, address: str) -> None:
+        """Count a call without a valid credential. ApiError if its address makes too many a second."""
+        seconds = self._anonymous_rates.allow(network_of(address))
+        if seconds:
+            text = "too many requests a second without a valid credential: max"
+            text += f" {self._anonymous_rate} for an address (STEAD_ANONYMOUS_RATE)"
+            raise _too_often(text, seconds)
+
+    async def place(self, caller: Caller) -> Release:
+        """A place among the calls of the caller's account, held until it is released."""
+        # The owner of an account is bound by the account's share alone.
+        return await self._places.acquire(caller.account, caller.identity or object())
+
+    async def anonymous_place(self, address: str) -> Release:
+        return await self._anonymous_places.acquire(network_of(address))
+
+
+def _busy(text: str) -> ApiError:
+    # Refused before any work: also a command or a create may be sent again.
+    return ApiError("SERVICE_UNAVAILABLE", text, headers={"Retry-After": "1"}, retryable=True)
+
+
+def _too_often(text: str, seconds: int) -> ApiError:
+    headers = {"Retry-After": str(seconds)}
+    return ApiError(
+        "SERVICE_UNAVAILABLE", f"{text}; retry in {seconds} s", 429, headers=headers, retryable=True
+    )

@@ -1,0 +1,24 @@
+"""Minimum rates of request bodies and answers: a client that stands still holds no place."""
+
+MIN_RATE = 1 << 10
+"""Bytes a second."""
+
+
+class Pace:
+    """The rate of one direction of a call. Only the time counts in which the server waits for the client."""
+
+    def __init__(self, window: float) -> None:
+        """`window`: seconds in which the client has to send, or take, `MIN_RATE` bytes a second."""
+        self._window = window
+        self._since: float | None = None
+        self._moved = 0
+
+    def too_slow(self, now: float, moved: int, *, waiting: bool) -> bool:
+        """Look at it: `moved` bytes in all until now, and whether the server waits for more."""
+        if not waiting:
+            self._since = None
+            return False
+        if self._since is None or moved - self._moved >= MIN_RATE * self._window:
+            self._since, self._moved = now, moved
+            return False
+        return now - self._since >= self._window
