@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import os
+import tarfile
 import uuid
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from agents.sandbox.errors import (
     ExecTransportError,
     InvalidManifestPathError,
     LocalDirReadError,
+    WorkspaceArchiveReadError,
     WorkspaceArchiveWriteError,
     WorkspaceStartError,
 )
@@ -378,9 +380,61 @@ async def test_references_are_told_from_archives(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="invalid workspace reference"):
             parse_reference(magic + broken)
     saved = LocalSnapshot(id="x", base_path=tmp_path)
-    assert await saved_reference(saved, None) is None
+    state = SteadSandboxSessionState(
+        session_id=uuid.uuid4(), snapshot=saved, manifest=Manifest(), vm_id="local"
+    )
+    assert await saved_reference(state, None) is None
     await saved.persist(WorkspaceReference(snapshot_id="sc-2").stream())
-    assert await saved_reference(saved, None) == WorkspaceReference(snapshot_id="sc-2")
+    assert await saved_reference(state, None) == WorkspaceReference(snapshot_id="sc-2")
+
+
+@pytest.mark.parametrize(
+    ("mode", "saved_as", "taken"),
+    [
+        ("snapshot", None, True),
+        ("snapshot", "reference", True),
+        ("snapshot", "archive", False),
+        ("tar", None, False),
+        ("tar", "archive", False),
+    ],
+)
+async def test_reference_is_taken_only_from_a_session_that_wrote_one(
+    tmp_path: Path, mode: str, saved_as: str | None, taken: bool
+) -> None:
+    saved = LocalSnapshot(id="x", base_path=tmp_path)
+    await saved.persist(WorkspaceReference(vm_id="of-another-session").stream())
+    state = SteadSandboxSessionState.model_validate(
+        {
+            "session_id": uuid.uuid4(),
+            "snapshot": saved,
+            "manifest": Manifest(),
+            "vm_id": "local",
+            "workspace_persistence": mode,
+            "saved_as": saved_as,
+        }
+    )
+    assert (await saved_reference(state, None) is not None) == taken
+
+
+@pytest.mark.parametrize("sent", [WorkspaceReference(vm_id="victim").stream().read(), b"no archive " * 100])
+async def test_program_in_the_vm_cannot_save_something_else_as_the_archive(
+    session: SteadSandboxSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """A program of another session could be forked with the bytes that stand for `tar` in this one."""
+    session.state.workspace_persistence = "tar"
+    packed = await session.persist_workspace()
+    assert session.state.saved_as == "archive"
+    with packed, tarfile.open(fileobj=packed) as archive:
+        assert "./notes.txt" in archive.getnames()
+    (tmp_path / "sent").write_bytes(sent)
+    (tmp_path / "tar").write_text(f"#!/bin/sh\ncat {tmp_path}/sent\n")
+    (tmp_path / "tar").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(WorkspaceArchiveReadError, match="archive"):
+        await session.persist_workspace()
+    with pytest.raises(WorkspaceArchiveWriteError):
+        await session.hydrate_workspace(io.BytesIO(sent))
+    assert session.state.vm_id == "local"
 
 
 def test_accounts_are_one_script() -> None:

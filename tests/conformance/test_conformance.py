@@ -358,7 +358,7 @@ async def test_repositories_by_the_command_line(user: User, tmp_path: Path) -> N
 
 
 async def test_npm_unimplemented_calls_are_readable_errors(user: User) -> None:
-    """DNS records, WireGuard, serverless: refused at once and in known classes."""
+    """DNS records, serverless, cron: refused at once and in known classes."""
     await user.script("absent")
 
 
@@ -389,7 +389,7 @@ async def test_npm_sees_a_busy_server(user: User, settings: Settings) -> None:
         long = asyncio.create_task(client.post(f"/v1/vms/{user.vm}/exec-await", json=body))
 
         async def taken() -> bool:
-            return (await client.get("/healthz")).status_code == 503
+            return (await client.get("/v1/vms")).status_code == 503
 
         await until(taken, 60)
         await user.script("refused", CODE="SERVICE_UNAVAILABLE", FREESTYLE_API_URL=url)

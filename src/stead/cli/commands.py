@@ -37,7 +37,7 @@ class LazyApp:
     alone: bool = False
     """The entry is one command of the app, not the whole app."""
     remote: bool = True
-    """The command talks to a server, so `--url` and `--key` apply to it."""
+    """The command talks to a server, so `--url`, `--key` and `--key-file` apply to it."""
     extra: Extra | None = None
     """The extra of the package that has the libraries of the command."""
 
@@ -69,6 +69,7 @@ ENTRIES = {
         "stead.cli.installation.trust:app", "Trust the CA of preview domains on this host.", alone=True
     ),
     "github": _local("stead.cli.installation.github:app", "The GitHub App that syncs repositories."),
+    "secrets": _local("stead.cli.installation.secrets:app", "Rotate the key of secrets in the database."),
     "doctor": _local(
         "stead.cli.installation.host:app", "Check this host and say how to fix what is missing.", alone=True
     ),
@@ -208,7 +209,7 @@ def _reflowed(text: str) -> str:
 
 @functools.cache
 def _connection_options() -> list[Any]:
-    """`--url` and `--key` as options of a subcommand. They override those before the command."""
+    """The options of `connection` as those of a subcommand. They override those before the command."""
     app = typer.Typer(add_completion=False)
 
     @app.command()
@@ -225,6 +226,16 @@ def _connection_options() -> list[Any]:
                 callback=_use_key, expose_value=False, help=connection.KEY_HELP, rich_help_panel=GLOBAL
             ),
         ] = None,
+        key_file: Annotated[
+            str | None,
+            typer.Option(
+                metavar="FILE",
+                callback=_use_key_file,
+                expose_value=False,
+                help=connection.KEY_FILE_HELP,
+                rich_help_panel=GLOBAL,
+            ),
+        ] = None,
     ) -> None:
         pass
 
@@ -233,6 +244,10 @@ def _connection_options() -> list[Any]:
 
 def _use_url(value: str | None) -> None:
     connection.override_target(url=value)
+
+
+def _use_key_file(value: str | None) -> None:
+    connection.override_target(key_file=value)
 
 
 def _use_key(value: str | None) -> None:

@@ -1,9 +1,11 @@
 """The connection to the server: its address, the key, and error messages for the user."""
 
 import contextlib
+import functools
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import typer
@@ -21,7 +23,12 @@ T = TypeVar("T")
 URL_VARIABLES = ["STEAD_API_URL", "FREESTYLE_API_URL"]
 KEY_VARIABLES = ["STEAD_API_KEY", "FREESTYLE_API_KEY"]
 URL_HELP = "The address of the server. Default: STEAD_API_URL, or http://127.0.0.1:8600."
-KEY_HELP = "An API key or the token of an identity. Default: STEAD_API_KEY."
+KEY_FILE_VARIABLES = ["STEAD_API_KEY_FILE", "FREESTYLE_API_KEY_FILE"]
+KEY_HELP = (
+    "An API key or the token of an identity. Default: STEAD_API_KEY. Other users of this computer see options"
+    " in the list of processes: use the variable or --key-file."
+)
+KEY_FILE_HELP = "A file with the API key or token. Default: STEAD_API_KEY_FILE."
 WAIT_TIMED_OUT = 124
 """The exit code of a command that reached its timeout, the same as that of `timeout`."""
 _COMPLETION_TIMEOUT = 0.7
@@ -31,25 +38,44 @@ _RETRIES = 3
 
 @dataclass(frozen=True)
 class Target:
-    """The values of `--url` and `--key`, or of their environment variables."""
+    """The values of `--url`, `--key` and `--key-file`, or of their environment variables."""
 
     url: str | None = None
-    key: str | None = None
+    key_text: str | None = None
+    key_file: str | None = None
+    """Used without a `key_text`."""
+    key_is_argument: bool = False
+    """The key is an option, which other users see in the list of processes."""
+
+    @property
+    def key(self) -> str | None:
+        """The key, which may have to be read from its file."""
+        if self.key_text is not None or self.key_file is None:
+            return self.key_text
+        from stead.sdk.requests import read_key_file
+
+        with report_errors(self.url or ""):
+            return read_key_file(self.key_file)
 
 
 _target = Target()
 
 
-def set_target(url: str | None, key: str | None) -> None:
+def set_target(given: Target) -> None:
     """Set the target of this run, from the options before the command."""
     global _target
-    _target = Target(url or None, key or None)
+    _target = given
 
 
-def override_target(*, url: str | None = None, key: str | None = None) -> None:
+def override_target(*, url: str | None = None, key: str | None = None, key_file: str | None = None) -> None:
     """Override the target with the options after the command."""
     global _target
-    _target = Target(url or _target.url, key or _target.key)
+    if url:
+        _target = replace(_target, url=url)
+    if key_file:
+        _target = replace(_target, key_text=None, key_file=key_file, key_is_argument=False)
+    if key:
+        _target = replace(_target, key_text=key, key_is_argument=True)
 
 
 def target() -> Target:
@@ -83,11 +109,21 @@ def run_connected(work: "Callable[[AsyncStead], Awaitable[T]]") -> T:
 
 
 def _client(kind: "type[Client]") -> "Client":
+    _warn_about_arguments()
     with report_errors(_target.url or ""):
         try:
             return kind(_target.key, base_url=_target.url, max_retries=_RETRIES)
         except ValueError as error:
             fail(str(error), code="INVALID_URL")
+
+
+@functools.cache
+def _warn_about_arguments() -> None:
+    """Once for each run. With `--json`, standard error is for the one line of an error."""
+    if json_wanted():
+        logging.getLogger("stead.sdk").setLevel(logging.ERROR)
+    elif _target.key_is_argument:
+        note("warning: other users can see --key in the list of processes: use STEAD_API_KEY or --key-file")
 
 
 @contextlib.contextmanager
@@ -107,7 +143,8 @@ def for_completion(context: typer.Context) -> "Iterator[Stead]":
     from stead.sdk import Stead
 
     given = context.find_root().params
-    url, key = _target.url or given.get("url"), _target.key or given.get("key")
+    url = _target.url or given.get("url")
+    key = _target.key or given.get("key") or None
     with Stead(key, base_url=url, timeout=_COMPLETION_TIMEOUT, max_retries=0) as stead:
         yield stead
 
@@ -118,7 +155,7 @@ def _report_error(error: Exception, url: str) -> NoReturn:
     match error:
         case errors.MissingCredentials():
             fail(
-                "no API key: give --key or set STEAD_API_KEY."
+                "no API key: set STEAD_API_KEY, or give --key-file."
                 " Create a key with `stead keys create` on the host that runs the server",
                 code="MISSING_CREDENTIALS",
             )

@@ -27,6 +27,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     url: Annotated[
         str | None,
         typer.Option(envvar=connection.URL_VARIABLES, show_envvar=False, help=connection.URL_HELP),
@@ -39,12 +40,32 @@ def main(
             help=connection.KEY_HELP,
         ),
     ] = None,
+    key_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            envvar=connection.KEY_FILE_VARIABLES,
+            show_envvar=False,
+            help=connection.KEY_FILE_HELP,
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     use_json(False)
-    connection.set_target(url, key)
+    key_is_argument = _is_argument(context, "key")
+    if _is_argument(context, "key_file") and not key_is_argument:
+        # The option comes before the variable of the key.
+        key = None
+    connection.set_target(
+        connection.Target(url or None, key or None, key_file or None, bool(key) and key_is_argument)
+    )
+
+
+def _is_argument(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ def mcp(
     `STEAD_API_KEY`. With `--http`, clients connect over the network.
     """
     from stead.mcp.server import PATH, serve_http, serve_stdio
+    from stead.sdk.requests import is_loopback
 
     if http is None:
         run_connected(serve_stdio)
@@ -39,5 +40,10 @@ def mcp(
         )
     url = target().url
     with report_errors(url or ""):
+        if not is_loopback(host.strip("[]")):
+            note(
+                f"warning: clients send their keys to {http} unencrypted: serve loopback, with a TLS proxy"
+                " in front"
+            )
         note(f"MCP server at http://{http}{PATH}")
         asyncio.run(serve_http(host.strip("[]"), int(port), url))

@@ -3,10 +3,12 @@
 import enum
 import functools
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -34,6 +36,10 @@ CONNECT_TIMEOUT = 10.0
 
 UNUSABLE_SEGMENTS = ("", ".", "..")
 """An empty segment would name the collection, dots would climb to a parent."""
+
+_MAX_KEY_FILE = 4096
+
+log = logging.getLogger("stead.sdk")
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
@@ -138,13 +144,16 @@ class ConnectionSettings:
     @property
     def loopback(self) -> bool:
         """The server is on this host."""
-        host = urlsplit(self.base_url).hostname or ""
-        return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
+        return is_loopback(urlsplit(self.base_url).hostname or "")
 
     @property
     def encrypted(self) -> bool:
         """The connection uses TLS."""
         return self.base_url.startswith("https:")
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
 
 
 def connection_settings(
@@ -161,13 +170,43 @@ def connection_settings(
     if access_token:
         headers[TOKEN_HEADER] = access_token
     else:
-        key = (api_key or _from_environment("API_KEY") or "").strip()
+        key = (api_key or _from_environment("API_KEY") or _key_in_file() or "").strip()
         if not key:
-            raise MissingCredentials("no API key: pass api_key or set STEAD_API_KEY")
+            raise MissingCredentials("no API key: pass api_key, or set STEAD_API_KEY or STEAD_API_KEY_FILE")
         headers["Authorization"] = f"Bearer {key}"
     if not all(value.isascii() and value.isprintable() for value in headers.values()):
         raise InvalidArgument("invalid API key or token: must be printable ASCII characters")
-    return ConnectionSettings(url.rstrip("/"), headers, timeout)
+    found = ConnectionSettings(url.rstrip("/"), headers, timeout)
+    if not found.encrypted and not found.loopback:
+        _warn_unencrypted(found.base_url)
+    return found
+
+
+def read_key_file(path: str) -> str:
+    """The API key or token in a file."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_MAX_KEY_FILE + 1)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read the API key in {path}: {error.strerror}") from None
+    key = content.decode(errors="replace").strip()
+    if len(content) > _MAX_KEY_FILE or not key or len(key.split()) > 1:
+        raise InvalidArgument(f"{path} must hold an API key or a token, and nothing else")
+    return key
+
+
+def _key_in_file() -> str | None:
+    path = _from_environment("API_KEY_FILE")
+    return read_key_file(path) if path else None
+
+
+@functools.cache
+def _warn_unencrypted(url: str) -> None:
+    """Once for each server. Without a configuration of `logging`, the warning goes to standard error."""
+    host = urlsplit(url).netloc.rpartition("@")[2]
+    log.warning(
+        "the API key is sent to %s unencrypted: use https://, or a tunnel to its loopback address", host
+    )
 
 
 def check_url(url: str) -> None:

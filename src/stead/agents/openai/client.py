@@ -187,7 +187,7 @@ class SteadSandboxClient(BaseSandboxClient[SteadSandboxClientOptions | None]):
         """A new VM for a session, from what was saved of it if something was."""
         dependencies = self._resolve_dependencies()
         try:
-            reference = await saved_reference(inner.state.snapshot, dependencies)
+            reference = await saved_reference(inner.state, dependencies)
         finally:
             if dependencies is not None:
                 await dependencies.aclose()

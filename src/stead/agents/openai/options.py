@@ -7,6 +7,7 @@ from agents.sandbox.session.sandbox_client import BaseSandboxClientOptions
 from pydantic import Field
 
 WorkspacePersistence = Literal["snapshot", "tar"]
+SavedAs = Literal["reference", "archive"]
 IdleTimeout = int | Literal["default"] | None
 SnapshotTtl = Annotated[float, Field(gt=0, le=3650)] | None
 SNAPSHOT_TTL_DAYS = 7.0
@@ -54,3 +55,15 @@ class SteadSandboxSessionState(SandboxSessionState):
     """Running commands by number, with the bytes of output that were reported."""
     saved_snapshot_id: str | None = None
     """The snapshot that the last `persist_workspace` saved."""
+    saved_as: SavedAs | None = None
+    """What the last `persist_workspace` returned; None before it, and in states of earlier releases."""
+
+    @property
+    def takes_references(self) -> bool:
+        """Whether what was saved may be a reference, which names the VM or snapshot to continue from.
+
+        The bytes of an archive come from the VM, and a program in it must not choose the VM that is forked.
+        """
+        if self.saved_as is not None:
+            return self.saved_as == "reference"
+        return self.workspace_persistence == "snapshot"

@@ -1,5 +1,6 @@
 """Saves the workspace of a session: as a snapshot of the whole VM, or as a tar archive."""
 
+import asyncio
 import contextlib
 import io
 import tarfile
@@ -14,7 +15,7 @@ from agents.sandbox.util.tar_utils import UnsafeTarMemberError, validate_tarfile
 
 from stead.agents.openai import mounts
 from stead.agents.openai.guest import repeated, run
-from stead.agents.openai.references import WorkspaceReference, parse_reference
+from stead.agents.openai.references import WorkspaceReference, is_reference, parse_reference
 from stead.sdk import Exited, NotFound, Output, ServerUnreachable, SteadException
 
 if TYPE_CHECKING:
@@ -29,14 +30,20 @@ async def persist(session: "SteadSandboxSession") -> io.IOBase:
     root = Path(session.state.manifest.root)
     archive = session.state.workspace_persistence == "tar"
     if session.state.pause_on_exit and not archive:
+        session.state.saved_as = "reference"
         return WorkspaceReference(vm_id=session.state.vm_id).stream()
 
     async def save() -> io.IOBase:
         try:
             if archive:
                 skipped = [path.as_posix() for path in session._persist_workspace_skip_relpaths()]
-                return await _pack(session, skipped=skipped)
-            return await _snapshot(session)
+                packed = await _pack(session, skipped=skipped)
+                await asyncio.to_thread(_require_archive, packed, root)
+                session.state.saved_as = "archive"
+                return packed
+            reference = await _snapshot(session)
+            session.state.saved_as = "reference"
+            return reference
         except SteadException as error:
             raise WorkspaceArchiveReadError(
                 path=root, context={"reason": str(error)}, cause=error, retryable=error.retryable
@@ -51,7 +58,7 @@ async def hydrate(session: "SteadSandboxSession", data: io.IOBase) -> None:
     saved, start = await _spooled(data)
     with saved:
         try:
-            reference = parse_reference(start)
+            reference = parse_reference(start) if session.state.takes_references else None
             if reference is not None:
                 await _replace_vm(session, reference)
                 return
@@ -68,6 +75,25 @@ async def hydrate(session: "SteadSandboxSession", data: io.IOBase) -> None:
                 retryable=error.retryable,
             ) from error
         session.state.workspace_root_ready = True
+
+
+def _require_archive(packed: io.IOBase, root: Path) -> None:
+    """Refuse what the VM sent as an archive if it is something else: the `tar` in it may be any program."""
+    packed.seek(0)
+    start = packed.read(_CHUNK)
+    packed.seek(0)
+    try:
+        if is_reference(start):
+            raise tarfile.ReadError("it starts like a reference to another workspace")
+        with tarfile.open(fileobj=packed, mode="r:") as archive:
+            while archive.next() is not None:
+                # The list of members would grow with the archive.
+                archive.members.clear()  # type: ignore[attr-defined]  # missing in typeshed
+    except (tarfile.TarError, ValueError) as error:
+        packed.close()
+        context = {"reason": "the VM sent no tar archive", "detail": str(error)}
+        raise WorkspaceArchiveReadError(path=root, context=context, cause=error, retryable=False) from error
+    packed.seek(0)
 
 
 def validate_archive(saved: io.IOBase, root: Path) -> None:

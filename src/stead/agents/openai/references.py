@@ -5,7 +5,8 @@ import json
 from dataclasses import dataclass
 
 from agents.sandbox.session import Dependencies
-from agents.sandbox.snapshot import SnapshotBase
+
+from stead.agents.openai.options import SteadSandboxSessionState
 
 _MAGIC = b"stead-workspace-reference/1\n"
 _LONGEST = 4096
@@ -22,9 +23,13 @@ class WorkspaceReference:
         return io.BytesIO(_MAGIC + json.dumps({"snapshotId": self.snapshot_id, "vmId": self.vm_id}).encode())
 
 
+def is_reference(data: bytes) -> bool:
+    return data.startswith(_MAGIC)
+
+
 def parse_reference(data: bytes) -> WorkspaceReference | None:
     """The reference in saved data; None if it is something else, such as an archive."""
-    if not data.startswith(_MAGIC):
+    if not is_reference(data):
         return None
     try:
         found = json.loads(data[len(_MAGIC) : _LONGEST])
@@ -39,12 +44,12 @@ def parse_reference(data: bytes) -> WorkspaceReference | None:
 
 
 async def saved_reference(
-    snapshot: SnapshotBase, dependencies: Dependencies | None
+    state: SteadSandboxSessionState, dependencies: Dependencies | None
 ) -> WorkspaceReference | None:
-    """The reference that was persisted under a snapshot of the agent framework; None if there is none."""
-    if not await snapshot.restorable(dependencies=dependencies):
+    """The reference that a session persisted; None if it persisted nothing, or an archive."""
+    if not state.takes_references or not await state.snapshot.restorable(dependencies=dependencies):
         return None
-    saved = await snapshot.restore(dependencies=dependencies)
+    saved = await state.snapshot.restore(dependencies=dependencies)
     try:
         start = saved.read(_LONGEST)
     finally:

@@ -317,7 +317,7 @@ class SteadSandboxSession(BaseSandboxSession):
         verified, self._verified = self._verified and not self._released, False
         if verified or (not self._released and await self.backend.exists(self.state.vm_id)):
             return
-        reference = await saved_reference(self.state.snapshot, self.dependencies)
+        reference = await saved_reference(self.state, self.dependencies)
         vm = await self.backend.create(self.state, reference)
         self.attach(vm, restored=reference is not None)
 

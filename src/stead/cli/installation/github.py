@@ -11,7 +11,7 @@ from stead.cli.installation.terminal import run, settings
 from stead.cli.output import Json, note, print_facts, print_json
 from stead.errors import InvalidRequest
 from stead.github.app import GITHUB, GITHUB_API, WEBHOOKS, App, GithubClient
-from stead.github.apps import Apps
+from stead.github.apps import Apps, ConnectedApp
 from stead.identity.accounts import Account, Accounts
 from stead.repos.ssrf import SsrfGuard
 
@@ -71,7 +71,7 @@ def show(account: AccountName = None, as_json: Json = False) -> None:
     async def work() -> None:
         async with open_accounts() as opened:
             owner = await _owner(opened, account)
-            facts = _facts(await Apps(opened.database).get(owner.id), owner)
+            facts = _facts(await Apps(opened.database).describe(owner.id), owner)
         if as_json:
             print_json(facts)
         else:
@@ -100,7 +100,7 @@ async def _owner(opened: Accounts, name: str | None) -> Account:
     return await opened.default() if name is None else await opened.by_name(name)
 
 
-def _facts(found: App, owner: Account) -> dict[str, Any]:
+def _facts(found: App | ConnectedApp, owner: Account) -> dict[str, Any]:
     return {
         "account": owner.name,
         "app_id": found.id,

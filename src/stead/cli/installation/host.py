@@ -24,11 +24,12 @@ def doctor(as_json: Json = False) -> None:
 
     The exit code is 1 if VMs cannot run.
     """
+    from stead.cli.installation.sealing_check import sealing_key
     from stead.host import doctor as host_doctor
     from stead.settings import sources
 
     async def work() -> None:
-        findings = await host_doctor.examine(settings())
+        findings = [*await host_doctor.examine(settings()), await sealing_key(settings())]
         if as_json:
             typer.echo(host_doctor.to_json(findings))
         else:

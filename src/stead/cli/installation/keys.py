@@ -12,9 +12,11 @@ import typer
 from stead.cli.installation.terminal import run, settings
 from stead.cli.output import Json, note, print_json, print_table
 from stead.errors import InvalidRequest
+from stead.host.resources import measure
 from stead.identity.accounts import Account, Accounts, KeyInfo
+from stead.identity.first_key import remove_revoked_first_key
 from stead.limits import Limits
-from stead.store.installation_id import open_database_of
+from stead.store.installation_id import open_beside_server
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
 accounts = typer.Typer(no_args_is_help=True, help="Accounts and their limits.")
@@ -31,9 +33,9 @@ async def open_accounts() -> AsyncIterator[Accounts]:
         data.mkdir(parents=True, mode=0o711)
         # Independent of the umask: VMs run as other users, and their files are below this directory.
         data.chmod(0o711)
-    database = await open_database_of(data)
+    database = await open_beside_server(chosen)
     try:
-        yield Accounts(database, chosen.limit)
+        yield Accounts(database, chosen.account_limits(measure(chosen)))
     finally:
         await database.dispose()
 
@@ -103,6 +105,7 @@ def revoke_key(
     async def work() -> None:
         async with open_accounts() as opened:
             info = await opened.revoke_key(key)
+            await remove_revoked_first_key(opened, settings().data)
             owner = await opened.get(info.account)
         if as_json:
             print_json(_key_facts(info, owner.name))
@@ -141,6 +144,7 @@ def delete_account(
         async with open_accounts() as opened:
             account = await opened.by_name(name)
             await opened.delete(account.id)
+            await remove_revoked_first_key(opened, settings().data)
         if as_json:
             print_json({"id": account.id, "name": account.name, "deleted": True})
         else:

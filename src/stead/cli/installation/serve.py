@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import os
+import shlex
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -20,8 +22,10 @@ from stead.cli.output import Json
 
 if TYPE_CHECKING:
     from stead.host.interface import Progress
+    from stead.identity.first_key import FirstKey
     from stead.installation import Served
     from stead.installation_parts import Installation
+    from stead.limits import Limits
     from stead.settings import Settings
 
 app = typer.Typer()
@@ -49,7 +53,8 @@ def serve(
 ) -> None:
     """Run the API server until Ctrl-C or SIGTERM. VMs keep running without the server.
 
-    The first start creates an API key and prints it. With `--json`, the URL and the key are one line of JSON.
+    The first start creates an API key, in a file that only root reads. It is printed too if standard output
+    is a terminal. With `--json`, the URL, the key and its file are one line of JSON.
     """
     write_logs(log_level, as_json=log_json)
     changes: dict[str, Any] = {"listen": listen, "data": data}
@@ -63,9 +68,11 @@ def serve(
 async def _serve(settings: "Settings", changes: dict[str, Any], as_json: bool) -> None:
     from stead.host.local import require_root
     from stead.installation import bind, open_server
+    from stead.processes import PROTECTED, set_oom_score
     from stead.tasks import TaskSet
 
     require_root()
+    set_oom_score("self", PROTECTED)
     settings = settings.replace(**changes)
     with _end_by_signal(), bind(settings) as listeners, _explain_lock_timeout(settings):
         async with open_server(settings, listeners) as served, TaskSet() as tasks:
@@ -119,7 +126,10 @@ def public_url(settings: "Settings", port: int) -> str:
 
 
 async def _greet(served: "Served", listening: socket.socket, as_json: bool) -> None:
-    """Print the address of the server, and the first API key if there was none."""
+    """Print the address of the server, and where the first API key is if there was none.
+
+    Into a journal, which other users may read and which is kept for long, the key itself is not printed.
+    """
     from importlib.metadata import version
 
     from stead.logs import get_logger
@@ -138,29 +148,58 @@ async def _greet(served: "Served", listening: socket.socket, as_json: bool) -> N
             "the API is open to other hosts without TLS: listen on loopback, and let them use HTTPS",
             address=str(address),
         )
-    key = await _first_key(installation)
+    key = await _first_key(installation, log)
     reachable = _reachable(url, address)
     if as_json:
-        typer.echo(json.dumps({"url": reachable, "httpsUrl": https, "key": key}))
+        facts = {"url": reachable, "httpsUrl": https, "key": None, "keyFile": None}
+        if key is not None:
+            facts |= {"key": None if _is_journal(sys.stdout) else key.secret, "keyFile": str(key.path)}
+        typer.echo(json.dumps(facts))
         return
     typer.echo(f"Stead {version('stead')} is listening on {url}, data in {installation.settings.data}")
     typer.echo(f"HTTPS, also for mapped domains: {https}")
     if key is not None:
+        shown = key.secret if sys.stdout.isatty() else f"$(cat {shlex.quote(str(key.path))})"
         typer.echo(
-            "\nCreated the first API key, for the account `default`. It cannot be shown again.\n\n"
+            "\nCreated the first API key, for the account `default`."
+            f" It is in {key.path}, which only root reads.\n\n"
             f"  export STEAD_API_URL={reachable}\n"
-            f"  export STEAD_API_KEY={key}\n\n"
+            f"  export STEAD_API_KEY={shown}\n\n"
             "FREESTYLE_API_URL and FREESTYLE_API_KEY work as well.\n\n"
-            "Try it in another terminal: stead vm create --exec 'uname -a' --delete"
+            "Try it in another terminal: stead vm create --exec 'uname -a' --delete\n\n"
+            f"{_limit_lines(installation.accounts.defaults)}"
         )
 
 
-async def _first_key(installation: "Installation") -> str | None:
-    if await installation.accounts.keys():
+def _limit_lines(limits: "Limits") -> str:
+    """The limits of accounts, as an operator sets them."""
+    from dataclasses import asdict
+
+    lines = [
+        f"  STEAD_LIMIT_{name.upper()}={'' if value is None else value}"
+        for name, value in asdict(limits).items()
+    ]
+    told = "Limits of an account, from the size of this host. Set others, or nothing for no limit:"
+    return "\n".join([told, *lines])
+
+
+async def _first_key(installation: "Installation", log: Any) -> "FirstKey | None":
+    from stead.errors import HostError
+    from stead.identity.first_key import create_first_key, remove_revoked_first_key
+
+    accounts, data = installation.accounts, installation.settings.data
+    await remove_revoked_first_key(accounts, data)
+    try:
+        return await create_first_key(accounts, data)
+    except HostError as error:
+        log.error("no first API key", error=str(error))
         return None
-    owner = await installation.accounts.default()
-    _, secret = await installation.accounts.create_key(owner.id, "first")
-    return secret
+
+
+def _is_journal(stream: TextIO) -> bool:
+    """Whether a stream goes to the journal of systemd, which names its socket to services."""
+    status = os.fstat(stream.fileno())
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def _reachable(url: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:

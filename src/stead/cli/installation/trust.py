@@ -1,7 +1,5 @@
 """`stead trust`: the root certificate of this installation in the trust store of this host."""
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,18 +11,6 @@ if TYPE_CHECKING:
     from stead.settings import Settings
 
 app = typer.Typer()
-
-
-@dataclass(frozen=True)
-class _Store:
-    folder: Path
-    update: tuple[str, ...]
-
-
-_STORES = (
-    _Store(Path("/usr/local/share/ca-certificates"), ("update-ca-certificates",)),
-    _Store(Path("/etc/pki/ca-trust/source/anchors"), ("update-ca-trust", "extract")),
-)
 
 
 @app.command()
@@ -49,6 +35,7 @@ async def _trust(settings: "Settings", *, print_only: bool, remove: bool, as_jso
     from stead.host.authority import Authority
     from stead.host.commands import run as run_command
     from stead.host.local import require_root
+    from stead.host.trust_store import find_store
 
     require_root()
     authority = Authority.open(settings)
@@ -59,10 +46,10 @@ async def _trust(settings: "Settings", *, print_only: bool, remove: bool, as_jso
         else:
             typer.echo(certificate, nl=False)
         return
-    store = next((store for store in _STORES if store.folder.is_dir()), None)
+    store = find_store()
     if store is None:
         raise HostError("no trust store found: install ca-certificates, or import `stead trust --print`")
-    path = store.folder / f"stead-{settings.instance}.crt"
+    path = store.file(settings)
     if remove:
         path.unlink(missing_ok=True)
     else:

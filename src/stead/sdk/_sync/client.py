@@ -34,7 +34,8 @@ class Stead:
                 print((vm.exec("uname -a")).stdout)
 
     Args:
-        api_key: the account's API key. Default: `STEAD_API_KEY`, then `FREESTYLE_API_KEY`.
+        api_key: the account's API key. Default: `STEAD_API_KEY`, then `FREESTYLE_API_KEY`, then the
+            content of the file `STEAD_API_KEY_FILE`.
         access_token: an identity's access token, instead of an API key.
         base_url: the server's URL. Default: `STEAD_API_URL`, then `FREESTYLE_API_URL`, then
             `http://127.0.0.1:8600`.
