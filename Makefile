@@ -17,7 +17,7 @@ WORKERS ?= $(shell memory=$$(($$(getconf _PHYS_PAGES) / 786432)); workers=$$((($
 # Without compiled modules each of the hundreds of processes that the tests start would compile Stead again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast coverage trials trial-kvm trial-browser trial-examples trial-guides trial-mounts dist trial-dist fuzz-screen check style types guest fix setup hooks bench clean
+.PHONY: demo test test-fast coverage trials trial-kvm trial-browser trial-examples trial-guides trial-mounts dist trial-dist fuzz fuzz-screen check style types guest fix setup hooks bench clean
 
 demo: .venv/.ready
 	$(BIN)/stead demo
@@ -58,6 +58,9 @@ dist: .venv/.ready
 
 trial-dist: dist
 	$(BIN)/pytest -m slow tests/install
+
+fuzz: .venv/.ready
+	scripts/fuzz
 
 fuzz-screen: .venv/.ready
 	scripts/fuzz-screen
@@ -102,6 +105,7 @@ bench: .venv/.ready
 	bench/edge
 	bench/agents
 	bench/networks
+	bench/fairness
 
 clean:
 	rm -rf .venv dist .test-report
