@@ -22,6 +22,7 @@ from stead.installation_parts import Installation
 from stead.machines import Machine, Machines
 from stead.machines.events import MachineEvent
 from stead.settings import Settings
+from stead.store.sealing import SealingKeys
 from support import laptop
 from support.git_client import GitClient
 from support.git_hosting import RepoHosting, open_hosting
@@ -48,6 +49,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for need in {"root", "qemu", "network"}.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(need)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sealing_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Installations of tests take their sealing key from here, and not from /etc of the host."""
+    folder = tmp_path_factory.mktemp("credentials")
+    SealingKeys([folder / "stead-sealing-key"]).ensure()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CREDENTIALS_DIRECTORY", str(folder))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ SHARED = {
     "names",
     "processes",
     "deadlines",
+    "shares",
     "supervision",
 }
 """Modules that every package of the server may import."""
