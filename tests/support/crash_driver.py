@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -310,10 +311,15 @@ async def _without_waiting_for_the_boot(start: Callable[[], Awaitable[None]]) ->
 async def main(data: str, cache: str, operation: str) -> None:
     async with opened(Path(data), Path(cache)) as driver:
         with held_points():
-            if operation == "run":
-                report = await driver.crash_while_running()
-            else:
-                report = await driver.crash_everywhere(operation)
+            try:
+                if operation == "run":
+                    report = await driver.crash_while_running()
+                else:
+                    report = await driver.crash_everywhere(operation)
+            except BaseException:
+                # Before the installation closes: the operations that are held would end with errors of their own.
+                traceback.print_exc()
+                os._exit(4)
             print(json.dumps(asdict(report)), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
