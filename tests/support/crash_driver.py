@@ -317,7 +317,7 @@ async def main(data: str, cache: str, operation: str) -> None:
                 else:
                     report = await driver.crash_everywhere(operation)
             except BaseException:
-                # Before the installation closes: the operations that are held would end with errors of their own.
+                # Before the installation closes, which ends the held operations with other errors.
                 traceback.print_exc()
                 os._exit(4)
             print(json.dumps(asdict(report)), flush=True)
