@@ -102,6 +102,7 @@ async def refusal(body: RequestBody) -> tuple[int, int]:
 
 
 async def test_a_body_above_64_kib_is_refused_unless_the_route_takes_more() -> None:
+    assert SMALL_BODY == 64 << 10
     small, large = b" " * SMALL_BODY, b" " * (SMALL_BODY + 1)
     assert await read(request([small], BodyLimit())) == small
     assert await refusal(request([large], BodyLimit())) == (413, 0)
