@@ -40,13 +40,25 @@ def test_mutated_archives(kind: str) -> None:
     short_run(kind)
 
 
-@pytest.mark.parametrize("name", ["dns-queries", "dns-answers"])
+def test_mutated_json_bodies_in_pieces_and_whole() -> None:
+    short_run("json-bodies")
+
+
+@pytest.mark.parametrize("name", ["dns-queries", "dns-answers", "lookups"])
 def test_mutated_dns_messages(name: str) -> None:
     short_run(name)
 
 
 def test_mutated_ssh_user_names() -> None:
     short_run("ssh-user-names")
+
+
+def test_mutated_messages_of_the_ssh_gateway() -> None:
+    short_run("ssh-gateway")
+
+
+def test_mutated_headers_of_disk_layers() -> None:
+    short_run("qcow2-headers")
 
 
 def test_every_target_has_a_corpus_and_all_of_them_are_small() -> None:
