@@ -14,7 +14,7 @@ _KNOWN = 0b11
 
 @contextlib.contextmanager
 def _headers() -> Iterator[Feed]:
-    """A header that is accepted leads to no other file: each field is looked up here by its offset."""
+    """A header that is accepted names no other file: each field is looked up here by its offset."""
     descriptor = os.memfd_create("layer")
 
     def feed(data: bytes) -> None:
