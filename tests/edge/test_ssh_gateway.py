@@ -187,7 +187,7 @@ async def test_scp_sftp_and_rsync_copy_files_and_folders(
             assert (copy / "empty").exists()
         await ssh_gateway.run("rm", "-r", target)
     batch = f"mkdir {target}\nput {source}/folder/large {target}/sent\nget {target}/sent {tmp_path}/got\n"
-    batch += f"ls {target}\n"
+    batch += f"put -r {source} {target}/all\nget -r {target}/all {tmp_path}/all\nls {target}\n"
     sftp = [
         "sftp",
         "-q",
@@ -200,7 +200,8 @@ async def test_scp_sftp_and_rsync_copy_files_and_folders(
     ]
     ended = await ssh_gateway.run(*sftp, stdin=batch.encode())
     assert ended.code == 0 and f"{target}/sent" in ended.out, ended.err
-    assert (tmp_path / "got").read_bytes() == (source / "folder/large").read_bytes()
+    for name in ("got", "all/folder/large"):
+        assert (tmp_path / name).read_bytes() == (source / "folder/large").read_bytes()
     shell = " ".join(["ssh", *ssh_gateway.options, "-p", str(ssh_gateway.port)])
     remote = f"{ssh_gateway.login}@127.0.0.1:{target}/rsync/"
     assert (await ssh_gateway.run("rsync", "-a", "-e", shell, f"{source}/", remote)).err == ""

@@ -11,6 +11,7 @@ import asyncssh
 import pytest
 import pytest_asyncio
 
+from stead.edge.ssh import client_access
 from stead.edge.ssh.gateway import GatewayLimits
 from support.run_cli import Shell
 from support.ssh_gateway_with_sshd import WAIT, Ended, SshGatewayWithSshd, ssh_gateway_with_sshd
@@ -38,7 +39,7 @@ async def _login(
 
 
 async def test_failed_logins_of_a_network_become_slow_and_a_valid_token_does_not(
-    ssh_gateway: SshGatewayWithSshd, caplog: pytest.LogCaptureFixture
+    ssh_gateway: SshGatewayWithSshd, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = GatewayLimits(100, failures=2, failure_interval=_INTERVAL)
     async with ssh_gateway.limited(limits) as limited:
@@ -48,10 +49,12 @@ async def test_failed_logins_of_a_network_become_slow_and_a_valid_token_does_not
             assert ended.code == 255 and "unknown VM or token" in ended.err
         refused = [each for each in caplog.records if 'event="ssh login refused"' in each.getMessage()]
         assert len(refused) == 2, "later ones are not logged"
-        assert (await _login(limited, "127.0.0.5")).out == "in\n"
         # Of the three attempts of a connection, only the first is answered then.
         ended = await limited.ssh_with_password(_WRONG, "-b", "127.0.0.5", *_PROMPTS)
         assert ended.code == 255 and ended.err.count("Permission denied, please try again") == 0, ended.err
+        # A login that waited as long as a refusal would take longer than ssh may.
+        monkeypatch.setattr(client_access, "_REFUSAL_DELAY", 2 * WAIT)
+        assert (await _login(limited, "127.0.0.5")).out == "in\n"
         assert (await limited.ssh_with_password(ssh_gateway.token, "-b", "127.0.0.5")).out == "in\n"
 
 

@@ -110,6 +110,7 @@ async def test_waiting_calls_of_an_account_take_no_place_of_another(attacked: At
 async def test_unread_answers_end_and_give_their_places_back(
     attacked: Attacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert calls.STALLED_ANSWER == 60.0
     monkeypatch.setattr(calls, "STALLED_ANSWER", 2.0)
     async with attacked.client("nobody") as stranger:
 

@@ -63,6 +63,8 @@ class FakeHost:
         self.calls: list[str] = []
         self.states: list[FakeState] = []
         """All captured and opened memory: each is closed by whom it was handed to."""
+        self.bounded: list[str] = []
+        """VMs whose log was cut, if it was long."""
         self._faults: list[Fault] = []
         self._remaining: int | None = None
         self._agents: list[Agent] = []
@@ -384,7 +386,7 @@ class FakeVm:
         return FakeState(size, base, dict(process.memory), dict(process.cache), process.disk)
 
     def bound_log(self) -> None:
-        pass
+        self._host.bounded.append(self._process.vm_slot.machine)
 
 
 class FakeDisks:

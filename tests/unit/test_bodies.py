@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi.exceptions import RequestValidationError
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
 from starlette.types import Message, Scope
 
-from stead.api.bodies import JsonValues, RequestBody
+from stead.api.bodies import JsonValues, RequestBody, json_body
 from stead.api.declared import SMALL_BODY, BodyLimit
 from stead.api.errors import ApiError
 from stead.shares import KeyedLimit
@@ -102,6 +104,7 @@ async def refusal(body: RequestBody) -> tuple[int, int]:
 
 
 async def test_a_body_above_64_kib_is_refused_unless_the_route_takes_more() -> None:
+    assert SMALL_BODY == 64 << 10
     small, large = b" " * SMALL_BODY, b" " * (SMALL_BODY + 1)
     assert await read(request([small], BodyLimit())) == small
     assert await refusal(request([large], BodyLimit())) == (413, 0)
@@ -147,3 +150,13 @@ async def test_small_and_streamed_bodies_are_not_counted_in_flight() -> None:
     assert await read(request([b" " * SMALL_BODY], BodyLimit(), in_flight=shared))
     assert await read(request([b" " * (1 << 20)] * 3, BodyLimit(None), in_flight=shared))
     assert shared.used == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32-be", "latin-1"])
+async def test_a_body_that_is_not_utf_8_is_refused(encoding: str) -> None:
+    """In UTF-16 the letter ∀ has the byte of a quote, and what follows would not be counted."""
+    letter = "ü" if encoding == "latin-1" else "∀"
+    body = request([f'{{"{letter}": [[], [], []]}}'.encode(encoding)], BodyLimit())
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    with pytest.raises((ApiError, RequestValidationError)):
+        await json_body(Any).dependency(Request(scope, body.receive))

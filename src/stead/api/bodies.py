@@ -235,7 +235,8 @@ def _is_json(content_type: str) -> bool:
 
 def _validated(adapter: TypeAdapter[Any], body: bytes, as_json: bool) -> Any:
     try:
-        return adapter.validate_python(json.loads(body) if as_json else body)
+        # UTF-8 only: `json` would find UTF-16 as well, in which quotes and brackets are not those that count.
+        return adapter.validate_python(json.loads(body.decode("utf-8-sig")) if as_json else body)
     except json.JSONDecodeError as error:
         found = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
         raise RequestValidationError([{**found, "ctx": {"error": error.msg}}]) from error

@@ -17,6 +17,7 @@ from stead.settings import Size
 from support.engine import SIZE, audit, installation, run, used
 from support.fake_server import FakeServer
 from support.internals import inside
+from support.waiting import until
 
 ALICE, BOB, CAROL = "alice", "bob", "carol"
 
@@ -24,13 +25,15 @@ ALICE, BOB, CAROL = "alice", "bob", "carol"
 async def delete(_: str) -> None: ...
 
 
-async def sleeping(server: FakeServer, account: str, priority: int | None = None, data: int = 0) -> Machine:
-    """A stopped VM with something on its disk; without a priority it is persistent."""
+async def sleeping(
+    server: FakeServer, account: str, priority: int | None = None, data: int = 0, state: State = State.STOPPED
+) -> Machine:
+    """A stopped or suspended VM with something on its disk; without a priority it is persistent."""
     kept = {} if priority is None else {"persistence": Sticky(priority)}
     machine = await used(server, account=account, **kept)
     for number in range(data):
         await run(machine, f"write file{number} text")
-    await machine.stop()
+    await (machine.stop() if state is State.STOPPED else machine.suspend())
     return machine
 
 
@@ -88,17 +91,19 @@ async def test_accounts_above_their_share_make_room_for_others(server: FakeServe
     await audit(server)
 
 
+@pytest.mark.parametrize("state", [State.STOPPED, State.SUSPENDED])
 @pytest.mark.parametrize("use", [each for each in Use if each.origin is Origin.STRANGER])
-async def test_a_stranger_has_nothing_deleted(server: FakeServer, use: Use) -> None:
+async def test_a_stranger_has_nothing_deleted(server: FakeServer, use: Use, state: State) -> None:
     """A request for a mapped domain, or a packet, finds a full disk; so does the owner's own, for others."""
     asleep, own, theirs = (
-        await sleeping(server, ALICE),
+        await sleeping(server, ALICE, state=state),
         await sleeping(server, ALICE, 0),
         await sleeping(server, BOB, 0, data=50),
     )
     fill(server)
     with pytest.raises(DiskSpaceExceeded):
         await server.machines.ensure_up(asleep.id, use)
+    assert (await asleep.info()).state is state
     assert await ids(server.machines) == {asleep.id, own.id, theirs.id}
     await asleep.start()
     assert await ids(server.machines) == {asleep.id, theirs.id}
@@ -109,12 +114,14 @@ def test_requests_without_a_credential_are_strangers() -> None:
     assert {use for use in Use if use.origin is Origin.STRANGER} == {Use.DOMAIN, Use.NETWORK}
 
 
-async def test_a_start_deletes_nothing_of_others(server: FakeServer) -> None:
-    asleep, theirs = await sleeping(server, ALICE), await sleeping(server, BOB, 0, data=50)
+@pytest.mark.parametrize("state", [State.STOPPED, State.SUSPENDED])
+async def test_a_start_deletes_nothing_of_others(server: FakeServer, state: State) -> None:
+    asleep = await sleeping(server, ALICE, state=state)
+    theirs = await sleeping(server, BOB, 0, data=50)
     fill(server)
     with pytest.raises(DiskSpaceExceeded):
         await asleep.start()
-    assert (await asleep.info()).state is State.STOPPED
+    assert (await asleep.info()).state is state
     assert theirs.id in await ids(server.machines)
     await audit(server)
 
@@ -304,6 +311,14 @@ async def test_a_template_build_ends_when_no_caller_waits_for_it(
 # Memory
 
 
+async def test_logs_of_running_vms_are_bounded_by_each_check(server: FakeServer) -> None:
+    running, stopped = await used(server), await used(server)
+    await stopped.stop()
+    server.host.bounded.clear()
+    await inside(server.machines).idle._check()
+    assert server.host.bounded == [running.id]
+
+
 async def test_idle_vms_are_suspended_when_memory_is_short(server: FakeServer) -> None:
     resting = await used(server, account=ALICE, idle_timeout=3600)
     others = [
@@ -323,9 +338,13 @@ async def test_idle_vms_are_suspended_when_memory_is_short(server: FakeServer) -
     assert watch.find_expendable() == []
     server.world.memory_short = True
     assert watch.find_expendable() == [resting.id]
-    await watch._suspend_idle(resting.id, "idle, and the host is short of memory")
+    await watch._check()
+
+    async def suspended() -> bool:
+        return (await resting.info()).state is State.SUSPENDED
+
+    await until(suspended, 60)
     info = await resting.info()
-    assert info.state is State.SUSPENDED
     assert info.reason == "suspended: idle, and the host is short of memory"
     assert [(await machine.info()).state for machine in others] == [State.RUNNING] * 2
 
