@@ -33,7 +33,7 @@ from stead.host.authority import Authority
 from stead.host.cgroups import ControlGroups
 from stead.host.checkpoints import CheckpointFolders, LocalCapturedState, LocalVm, device_state, place_memory
 from stead.host.image import BaseImage, ensure_image, find_image, image_key
-from stead.host.interface import Disk, Inventory, Report, VmSlot, narrowed
+from stead.host.interface import Disk, Inventory, Report, VmSlot, narrowed, template_size
 from stead.host.layer_files import LayerFiles
 from stead.host.memory import SealedCopies, check_memory, is_short, sealed_copy
 from stead.host.network import Network
@@ -219,11 +219,10 @@ class LocalHost:
         return await self.image()
 
     async def template_inputs(self, size: Size, progress: Report = lambda _: None) -> TemplateInputs:
-        """What the template of a size is made of; the image is built when it is missing."""
+        """What the template for VMs of a size is made of; the image is built when it is missing."""
         image = await self.image(progress)
-        return TemplateInputs(
-            image, size, await self.platform(), self._authority.certificate.decode().strip()
-        )
+        certificate = self._authority.certificate.decode().strip()
+        return TemplateInputs(image, template_size(size), await self.platform(), certificate)
 
     async def platform(self) -> QemuPlatform:
         image = await self.image()
