@@ -119,8 +119,13 @@ class Size:
         return found
 
     def __str__(self) -> str:
+        return f"{self.compute}x{self.disk_gib}G"
+
+    @property
+    def compute(self) -> str:
+        """The part without the disk, `4x8G`."""
         memory = f"{self.memory_mib // 1024}G" if self.memory_mib % 1024 == 0 else f"{self.memory_mib}M"
-        return f"{self.vcpus}x{memory}x{self.disk_gib}G"
+        return f"{self.vcpus}x{memory}"
 
     @property
     def key(self) -> str:

@@ -223,8 +223,10 @@ class SharedEntries(Generic[Entry]):
         """Add a new entry; returns the one to remove for it, if they are too many now."""
         self._keys[entry] = key
         self._entries.setdefault(key, {})[entry] = None
-        if len(self._keys) <= self._most:
-            return None
+        return self.first_to_go() if len(self._keys) > self._most else None
+
+    def first_to_go(self) -> Entry:
+        """The oldest entry of the key with the most; some entry must exist."""
         largest = max(self._entries.values(), key=len)
         return next(iter(largest))
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -304,12 +305,14 @@ async def test_create_fails_when_the_guest_does_not_confirm_its_identity(
     assert await rows(machines) == recorded
 
 
-@pytest.mark.parametrize("source", ["template", "pool", "snapshot"])
+@pytest.mark.parametrize("source", ["template", "larger", "pool", "snapshot"])
 async def test_a_cancelled_create_leaves_nothing(settings: Settings, source: str) -> None:
     """Cancelled at each of its database writes and QEMU commands, before and after it takes effect."""
     async with another_installation(settings) as installation:
         machines = installation.machines
         create: Callable[[], Awaitable[Machine]] = machines.create
+        if source == "larger":
+            create = functools.partial(machines.create, size=replace(settings.default_size, disk_gib=30))
         if source == "snapshot":
             original = await machines.create()
             snapshot = (await original.snapshot()).id

@@ -39,7 +39,7 @@ _WRITES: dict[type, tuple[str, ...]] = {
 _ORDERS = frozenset(
     {
         *("stop", "cont", "xen-save-devices-state", "migrate-incoming"),
-        *("blockdev-add", "blockdev-snapshot", "blockdev-del"),
+        *("blockdev-add", "blockdev-snapshot", "blockdev-del", "block_resize"),
         "/v1/shutdown",
     }
 )

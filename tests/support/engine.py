@@ -93,6 +93,10 @@ async def audit(server: FakeServer) -> None:
             assert processes[record.id].awake.is_set() == isinstance(record.state, Running)
             assert processes[record.id].layers[0].name == record.state.top
             assert processes[record.id].disk == await disk_of(server, record)
+            # A crash during a resize leaves a disk larger than its row says.
+            assert processes[record.id].layers[0].size_gib >= record.size.disk_gib
+            assert processes[record.id].disk_gib >= record.size.disk_gib
+            assert int(processes[record.id].disk.get("fs", Size.MIN_DISK_GIB)) == record.size.disk_gib
         if isinstance(record.state, Suspended):
             assert world.saved[record.state.checkpoint].disk == await disk_of(server, record)
     tops = {record.id: top_of(record.state) for record in records}

@@ -9,7 +9,7 @@ import contextlib
 import socket
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from stead.errors import CapacityExceeded, CheckpointUnusable, DiskSpaceExceeded, HostError
@@ -27,6 +27,7 @@ from stead.host.interface import (
     VmSlot,
     WireGuardTunnel,
     narrowed,
+    template_size,
 )
 from stead.limits import HostResources
 from stead.processes import ProcessId
@@ -170,7 +171,8 @@ class FakeHost:
     async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         with self.call("restore"):
             await asyncio.sleep(0)
-            return self.world.start(vm_slot, disk.template.size, disk, awake=True).id
+            size = disk.template.size
+            return self.world.start(vm_slot, size, disk, awake=True, disk_gib=size.disk_gib).id
 
     async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId:
         with self.call("boot"):
@@ -188,7 +190,8 @@ class FakeHost:
                 self.world.violations.append("closed memory restored")
             if captured.base is not None and captured.base not in self.world.templates:
                 raise CheckpointUnusable("its template is missing")
-            process = self.world.start(vm_slot, captured.size, disk, awake=False)
+            gib = captured.disk_gib
+            process = self.world.start(vm_slot, captured.size, disk, awake=False, disk_gib=gib)
         yield FakeRestore(self, process, captured)
 
     async def connect(self, machine: str, process: ProcessId) -> Vm:
@@ -357,6 +360,12 @@ class FakeVm:
         async with self._order("drop_layer") as process:
             process.spare.pop(layer, None)
 
+    async def resize_disk(self, layer: str, size_gib: int) -> None:
+        async with self._order("resize_disk") as process:
+            if process.layers[0].name != layer:
+                self._host.world.violations.append("grew a layer that is not the top")
+            process.layers[0].size_gib = process.disk_gib = size_gib
+
     async def written_layer(self) -> str:
         async with self._order("written_layer") as process:
             return process.layers[0].name
@@ -383,7 +392,8 @@ class FakeVm:
 
     def _state(self, size: Size, base: str | None) -> FakeState:
         process = self._process
-        return FakeState(size, base, dict(process.memory), dict(process.cache), process.disk)
+        memory, cache = dict(process.memory), dict(process.cache)
+        return FakeState(size, base, memory, cache, process.disk, process.disk_gib)
 
     def bound_log(self) -> None:
         self._host.bounded.append(self._process.vm_slot.machine)
@@ -483,7 +493,7 @@ class FakeTemplates:
         self._host = host
 
     async def find(self, size: Size) -> Template | None:
-        return self.load(f"template-{size}")
+        return self.load(f"template-{template_size(size)}")
 
     def load(self, template_id: str) -> Template | None:
         return self._host.world.templates.get(template_id)
@@ -491,6 +501,7 @@ class FakeTemplates:
     async def ensure(self, size: Size, report: Report) -> Template:
         with self._host.call("templates.ensure"):
             await asyncio.sleep(0)
+            size = template_size(size)
             template = FakeTemplate(f"template-{size}", size)
             return self._host.world.templates.setdefault(template.id, template)
 
@@ -567,7 +578,7 @@ class FakeCheckpoints:
             kept = self._world.saved.get(checkpoint)
             if kept is None or checkpoint in self._world.unusable or kept.size != size:
                 raise CheckpointUnusable("saved by another version")
-            state = FakeState(kept.size, kept.base, kept.memory, kept.cache, kept.disk, kept.corrupt)
+            state = replace(kept, closed=False)
             self._host.states.append(state)
             return state
 

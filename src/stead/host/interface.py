@@ -4,10 +4,11 @@ QMP, QEMU's command line, paths, namespaces and cgroups stay behind it. `local.p
 tests of rules have a host in memory.
 """
 
+import functools
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Literal, Protocol, TypeVar
 
@@ -89,8 +90,20 @@ class TemplateUnreadable(HostError):
     """A template may exist, but the host cannot read it now."""
 
 
+@functools.lru_cache
+def template_size(size: Size) -> Size:
+    """The size of the template for VMs of a size: it has the smallest disk, which a create grows.
+
+    So the number of templates does not follow from the disk sizes that callers ask for.
+    """
+    return replace(size, disk_gib=Size.MIN_DISK_GIB)
+
+
 class Template(Protocol):
-    """A VM of one size, booted once and saved: new VMs are restored from it. It never changes."""
+    """A VM booted once and saved: new VMs with the same vCPUs and memory are restored from it.
+
+    It never changes. A template of an older version has the disk size of its VMs instead of the smallest.
+    """
 
     @property
     def id(self) -> str: ...
@@ -175,6 +188,9 @@ class Vm(Protocol):
         """Open an empty layer that can become the writable one."""
 
     async def drop_layer(self, layer: str) -> None: ...
+    async def resize_disk(self, layer: str, size_gib: int) -> None:
+        """Grow the writable layer to this size, which it may have already, and notify the guest of it."""
+
     async def written_layer(self) -> str:
         """The current writable layer."""
 
@@ -224,13 +240,13 @@ class HostPlatform(Protocol):
 
 class TemplateStorage(Protocol):
     async def find(self, size: Size) -> Template | None:
-        """The template of a size, without making one."""
+        """The template for VMs of a size, without making one."""
 
     def load(self, template_id: str) -> Template | None:
         """None when it was removed; HostError when the host cannot tell."""
 
     async def ensure(self, size: Size, report: Report) -> Template:
-        """The template of a size, built when it is missing."""
+        """The template for VMs of a size, built when it is missing."""
 
     async def remove_unused(self, used: Collection[str]) -> list[str]:
         """Remove templates that cannot be restored here any more, but for those `used`; returns their ids."""
@@ -369,7 +385,7 @@ class Host(Protocol):
 
     def has_disk_room(self) -> bool: ...
     async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
-        """Start a VM from the memory of its disk's template."""
+        """Start a VM from the memory of its disk's template: the guest knows a disk of that one's size."""
 
     async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId: ...
     def restore_state(

@@ -325,6 +325,10 @@ class QemuVm:
         await self._withdraw(writing_label(layer))
         await self._withdraw(reading_label(layer))
 
+    async def resize_disk(self, layer: str, size_gib: int) -> None:
+        """Grow the writable layer to this size, which it may have already, and notify the guest of it."""
+        await self.execute("block_resize", **{"node-name": node_name(layer)}, size=size_gib << 30)
+
     async def written_layer(self) -> str:
         """The current writable layer."""
         for device in await self.execute("query-block"):

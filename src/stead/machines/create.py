@@ -59,20 +59,25 @@ class CreateOperation:
     addresses: VpcAddresses
 
     async def from_template(
-        self, properties: Properties, size: Size | None, nic: NicRequest | None, report: Report
+        self, properties: Properties, size: Size, nic: NicRequest | None, report: Report
     ) -> Record:
         """Confer an identity on a VM of the pool; without one, restore the template."""
-        template = await self.templates.ensure(size, report, account=properties.account)
+        async with self.templates.held(size, report, account=properties.account) as template:
+            return await self._from_template(properties, size, nic, template)
+
+    async def _from_template(
+        self, properties: Properties, size: Size, nic: NicRequest | None, template: Template
+    ) -> Record:
         with self.pool.paused_refill():
-            claim = functools.partial(self.pool.claim, template)
-            async with self.engine.quotas.admitting(properties.account, template.size):
+            claim = functools.partial(self.pool.claim, template, size)
+            async with self.engine.quotas.admitting(properties.account, size):
                 claimed = await (
                     claim(properties) if nic is None else self.addresses.claim(nic, properties, claim)
                 )
             if claimed is None:
-                record = await self.allocate(template.size, template.id, properties, None, nic)
+                record = await self.allocate(size, template.id, properties, None, nic)
                 return await self._finish(record, self._restore(record, template))
-            record, live = claimed
+            record, live = claimed.record, claimed.live
             async with self.engine.locks.hold(record.id), self._removed_on_failure(record):
                 async with self.engine.slots.hold(record.account):
                     # The guest confirms its address over its other NIC meanwhile.
@@ -82,6 +87,7 @@ class CreateOperation:
                         await confer(live.agent, record.identity, timeout=CONFIRM_TIMEOUT)
                     finally:
                         await finished(joining)
+                    await self.bring_up.grow_disk(record, live, claimed.known_gib)
                 return await self.bring_up.record_running(record, live, EventKind.CREATED, None)
 
     async def from_snapshot(
@@ -158,6 +164,7 @@ class CreateOperation:
             record, live = await self.bring_up.restore(record, template)
             record = await self.bring_up.step(record, "identify")
             await confer(live.agent, record.identity, timeout=CONFIRM_TIMEOUT)
+            await self.bring_up.grow_disk(record, live, template.size.disk_gib)
             return BroughtUp(record, live)
 
         return await self._tried_twice(record, restore)

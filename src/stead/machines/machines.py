@@ -85,7 +85,13 @@ class Machines:
         snapshots = self._snapshots = Snapshots(engine, store=snapshot_rows, capture=capture)
         usage = DiskUsage(host, store, snapshot_rows, layer_rows)
         eviction = self._eviction = DiskEviction(engine, deletion=deletion, snapshots=snapshots, usage=usage)
-        pool = self._pool = Pool(engine, bring_up=bring_up, deletion=deletion, target=settings.pool)
+        pool = self._pool = Pool(
+            engine,
+            bring_up=bring_up,
+            deletion=deletion,
+            target=settings.pool,
+            size=settings.default_size,
+        )
         templates = self._templates = Templates(
             engine, pool=pool, layer_rows=layer_rows, default_size=settings.default_size
         )
@@ -187,7 +193,7 @@ class Machines:
     async def template(
         self, size: Size | None = None, report: Report = lambda _: None, *, account: str | None = None
     ) -> Template:
-        """The template of a size, built single-flight when missing; creates from it are fast.
+        """The template for VMs of a size, built single-flight when missing; creates from it are fast.
 
         `report` gets the steps of a build, also of one that another caller has started.
         LimitExceeded before it is built when the account may not have a VM of this size now.
@@ -221,6 +227,7 @@ class Machines:
             properties.account, EvictionScope.ABOVE_SHARE, keeping=properties.snapshot, check=check
         )
         if properties.snapshot is None:
+            size = size or self._settings.default_size
             record = await self._create.from_template(properties, size, nic, report)
         else:
             async with self._snapshots.source(properties.snapshot) as source:

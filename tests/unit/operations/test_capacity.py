@@ -2,20 +2,24 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stead.errors import CapacityExceeded, DiskSpaceExceeded, MachineNotFound, TooBusy
+from stead.host.interface import Report
 from stead.limits import HostResources, LimitExceeded, Limits
 from stead.machines import Ephemeral, Machine, Machines, Properties, State, Sticky
 from stead.machines.events import Origin, Use
 from stead.machines.idle import RestingVm, suspended_first
 from stead.machines.persistence import Evictable, EvictionScope, eviction_order
+from stead.machines.records import Record
 from stead.settings import Size
 from support.engine import SIZE, audit, installation, run, used
 from support.fake_server import FakeServer
+from support.fake_world import FakeTemplate
 from support.internals import inside
 from support.waiting import until
 
@@ -244,39 +248,108 @@ async def test_a_resize_that_a_limit_refuses_does_not_wake_its_vm(server: FakeSe
 
 
 async def test_an_account_has_few_sizes(server: FakeServer) -> None:
-    """Each size has a template, which takes disk and memory for a week."""
+    """Each has a template, which takes disk and memory for a week. Disks have no part in it."""
     limit(server.machines, alice={"templates": 2}, bob={})
-    for disk in (20, 21):
-        await server.machines.create(Properties(account=ALICE), Size(1, 512, disk))
+    for vcpus in (1, 2):
+        for disk in (20, 21):
+            await server.machines.create(Properties(account=ALICE), Size(vcpus, 512, disk))
     with pytest.raises(LimitExceeded, match="templates is limited to 2"):
-        await server.machines.create(Properties(account=ALICE), Size(1, 512, 22))
-    await server.machines.create(Properties(account=BOB), Size(1, 512, 22))
+        await server.machines.create(Properties(account=ALICE), Size(4, 512, 20))
+    await server.machines.create(Properties(account=BOB), Size(4, 512, 20))
     # It exists by now.
-    await server.machines.create(Properties(account=ALICE), Size(1, 512, 22))
+    await server.machines.create(Properties(account=ALICE), Size(4, 512, 30))
+
+
+async def test_the_limit_of_sizes_holds_for_creates_at_the_same_time(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(server.machines, alice={"templates": 2}, bob={})
+    ensure, building, go_on = server.host.templates.ensure, list[Size](), asyncio.Event()
+
+    async def build(size: Size, report: Report) -> object:
+        building.append(size)
+        await go_on.wait()
+        return await ensure(size, report)
+
+    monkeypatch.setattr(server.host.templates, "ensure", build)
+    sizes = [Size(2**number, 512, 20 + number) for number in range(4)]
+    creates = [
+        asyncio.create_task(server.machines.create(Properties(account=ALICE), size))
+        for size in (sizes[0], *sizes)
+    ]
+    await asyncio.wait(creates[3:], timeout=60)
+    for each in creates[3:]:
+        assert isinstance(each.exception(), LimitExceeded), "those before it have no VM yet, but count"
+    assert len(building) == 1 and not any(each.done() for each in creates[:3])
+    go_on.set()
+    made = await asyncio.gather(*creates[:3])
+    assert {(await each.info()).size for each in made} == set(sizes[:2])
+    with pytest.raises(LimitExceeded):
+        await server.machines.create(Properties(account=ALICE), sizes[2])
+    # What is not built any more does not count.
+    for machine in made:
+        await machine.delete()
+    for size in sizes[2:]:
+        await server.machines.create(Properties(account=ALICE), size)
+
+
+async def test_a_template_counts_until_its_vm_does(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(server.machines, alice={"templates": 1})
+    creates = server.machines._create
+    proceed = creates._from_template
+    refused: list[LimitExceeded] = []
+
+    async def later(*arguments: Any) -> Record:
+        assert list(server.world.templates) == ["template-1x512Mx20G"]
+        monkeypatch.setattr(creates, "_from_template", proceed)
+        with pytest.raises(LimitExceeded) as caught:
+            await server.machines.create(Properties(account=ALICE), Size(2, 512, 20))
+        refused.append(caught.value)
+        return await proceed(*arguments)
+
+    monkeypatch.setattr(creates, "_from_template", later)
+    await server.machines.create(Properties(account=ALICE), Size(1, 512, 20))
+    assert len(refused) == 1
+
+
+async def test_a_size_counts_once_for_all_versions_of_its_template(server: FakeServer) -> None:
+    limit(server.machines, alice={"templates": 2})
+    for version in range(3):
+        machine = await server.machines.create(Properties(account=ALICE), Size(1, 512, 20))
+        old = FakeTemplate(f"old-{version}", Size(1, 512, 20 + version))
+        server.world.templates[old.id] = old
+        await inside(server.machines).store.update(machine.id, template=old.id)
+    await server.machines.create(Properties(account=ALICE), Size(2, 512, 20))
+    with pytest.raises(LimitExceeded):
+        await server.machines.create(Properties(account=ALICE), Size(4, 512, 20))
 
 
 async def test_template_builds_are_shared_between_accounts(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One account asks for many sizes at once; another one's build is the next that begins."""
-    building: list[int] = []
+    building: list[Size] = []
     done = asyncio.Event()
     ensure = server.host.templates.ensure
+    bobs = Size(64, 512, 20)
 
-    async def build(size: Size, report: object) -> object:
-        building.append(size.disk_gib)
-        if size.disk_gib < 50:
+    async def build(size: Size, report: Report) -> object:
+        building.append(size)
+        if size != bobs:
             await done.wait()
-        return await ensure(size, report)  # type: ignore[arg-type]  # passed on as it came
+        return await ensure(size, report)
 
     monkeypatch.setattr(server.host.templates, "ensure", build)
     flood = [
-        asyncio.create_task(server.machines.template(Size(1, 512, disk), account=ALICE))
-        for disk in range(20, 40)
+        asyncio.create_task(server.machines.template(Size(vcpus, memory, 20), account=ALICE))
+        for vcpus in (1, 2, 4, 8)
+        for memory in (512, 1024, 2048, 4096, 8192)
     ]
     async with asyncio.timeout(60):
-        await server.machines.template(Size(1, 512, 50), account=BOB)
-    assert 50 in building and len(building) < 10
+        await server.machines.template(bobs, account=BOB)
+    assert bobs in building and len(building) < 10
     refused = [each for each in flood if each.done()]
     assert refused and all(isinstance(each.exception(), TooBusy) for each in refused)
     done.set()

@@ -11,7 +11,7 @@ from stead.machines import Machine, State, bring_up
 from stead.machines.pool import Pool
 from stead.machines.records import Properties
 from stead.tasks import cancel_and_wait
-from support.engine import ALL, CUT, DISK, audit, contents, installation, restart, run, used
+from support.engine import ALL, CUT, DISK, SIZE, audit, contents, installation, restart, run, used
 from support.fake_server import FakeServer
 from support.internals import inside
 
@@ -141,7 +141,7 @@ async def test_a_create_that_lasts_too_long_does_not_keep_the_pool_from_refillin
     monkeypatch.setattr("stead.machines.pool._LONGEST_WAIT", 0.05)
     monkeypatch.setattr("stead.machines.pool._QUIET", 0.0)
     nothing: Any = None
-    pool = Pool(nothing, bring_up=nothing, deletion=nothing, target=1)
+    pool = Pool(nothing, bring_up=nothing, deletion=nothing, target=1, size=SIZE)
     with pool.paused_refill():
         assert pool._busy == 1
         async with asyncio.timeout(60):
