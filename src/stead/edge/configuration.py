@@ -8,6 +8,7 @@ from typing import Any
 
 from stead.addresses import GATEWAY
 from stead.edge import pages
+from stead.edge.gate import MAX_HELD
 from stead.edge.gate_server import (
     ADMIT_PATH,
     ASK_PATH,
@@ -26,6 +27,11 @@ IDLE_TIMEOUT = 120
 UPSTREAM_IDLE = 20
 """Seconds that an unused connection to a VM is kept. A freed address is not used again before that."""
 _DIAL_TIMEOUT = 5
+_MAX_UPSTREAM = 256
+"""Connections to one port of a VM; further requests wait for one. WebSockets are not counted. Without a bound
+a VM that does not answer would take all descriptors of Caddy."""
+_MAX_TO_GATE = 2 * MAX_HELD
+"""More than requests may wait there, so that there are always connections for short answers."""
 _MAX_DEPTH = 10
 """Labels below a preview zone for which the installation's own CA signs."""
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -309,12 +315,12 @@ def _to_vm(upstream: str) -> Json:
         "handler": "subroute",
         "routes": [
             {"match": [grpc], "handle": [_proxy(upstream, "h2c")], "terminal": True},
-            {"handle": [_proxy(upstream)]},
+            {"handle": [_proxy(upstream, max_conns_per_host=_MAX_UPSTREAM)]},
         ],
     }
 
 
-def _proxy(upstream: str, version: str = "1.1") -> Json:
+def _proxy(upstream: str, version: str = "1.1", **transport: Json | int) -> Json:
     return {
         "handler": "reverse_proxy",
         "upstreams": [{"dial": upstream}],
@@ -330,8 +336,9 @@ def _proxy(upstream: str, version: str = "1.1") -> Json:
             "keep_alive": {
                 "idle_timeout": f"{UPSTREAM_IDLE}s",
                 "probe_interval": "-1s",
-                "max_idle_conns_per_host": 256,
+                "max_idle_conns_per_host": _MAX_UPSTREAM,
             },
+            **transport,
         },
     }
 
@@ -347,6 +354,11 @@ def _asking_gate(paths: EdgePaths, error: str = "") -> Json:
     return {
         "handler": "reverse_proxy",
         "upstreams": [{"dial": paths.gate}],
+        "transport": {
+            "protocol": "http",
+            "max_conns_per_host": _MAX_TO_GATE,
+            "keep_alive": {"max_idle_conns_per_host": _MAX_TO_GATE},
+        },
         "rewrite": {"method": "GET", "uri": ADMIT_PATH},
         "headers": {"request": {"set": headers, "delete": unneeded}},
         "handle_response": [
