@@ -1,6 +1,6 @@
 """Admission of calls: places and rates by account, and a small pool by address for calls without a caller."""
 
-from stead.addresses import network_of
+from stead.addresses import is_loopback, network_of
 from stead.api.errors import ApiError
 from stead.identity.callers import Caller
 from stead.settings import Settings
@@ -68,7 +68,17 @@ class Admission:
 
     def count_anonymous(self, address: str) -> None:
         """Count a call without a valid credential. ApiError if its address makes too many a second."""
-        seconds = self._anonymous_rates.allow(network_of(address))
+        self._check_rate(self._anonymous_rates.allow(network_of(address)))
+
+    def check_anonymous(self, address: str) -> None:
+        """ApiError if `count_anonymous` would raise one; counts nothing. For a credential that may be made up.
+
+        All clients on loopback may be those of one proxy, so that one of them would lock out the others.
+        """
+        if not is_loopback(address):
+            self._check_rate(self._anonymous_rates.wait(network_of(address)))
+
+    def _check_rate(self, seconds: int) -> None:
         if seconds:
             text = "too many requests a second without a valid credential: max"
             text += f" {self._anonymous_rate} for an address (STEAD_ANONYMOUS_RATE)"

@@ -49,13 +49,14 @@ class Authentication:
         call: Call = scope["state"]["call"]
         if scope["type"] == "http" and scope["path"] in PUBLIC:
             if scope["path"] not in UNCOUNTED:
+                call.count_anonymous()
                 await call.admit_anonymous()
             await self._app(scope, receive, send)
             return
         try:
             caller = await self._authenticate(scope)
         except ApiError:
-            call.count_refused()
+            call.count_anonymous()
             raise
         call.require(partial(check_credential, self._here.callers, scope["state"]["credential"]))
         if scope["type"] == "http":
@@ -79,6 +80,8 @@ class Authentication:
         if not secret:
             wanted = f"no API key (Authorization: Bearer ...) and no identity token ({TOKEN_HEADER}) given"
             raise _unauthorized(scope, wanted)
+        call: Call = state["call"]
+        call.check_unproven(self._here.callers.was_valid(secret))
         caller = await self._here.callers.authenticate(secret)
         if caller is None:
             raise _unauthorized(scope, "unknown or revoked API key or token")

@@ -120,8 +120,7 @@ class Call:
         self._place = await self._admission.place(caller)
 
     async def admit_anonymous(self) -> None:
-        """Take a place among the calls without a caller, by the address of the client."""
-        self._admission.count_anonymous(self.address)
+        """Take a place among the calls without a caller, by the address of the client. Count it before."""
         self._place = await self._admission.anonymous_place(self.address)
 
     def count(self, caller: Caller) -> None:
@@ -129,9 +128,18 @@ class Call:
         self.caller = caller
         self._admission.count(caller)
 
-    def count_refused(self) -> None:
+    def count_anonymous(self) -> None:
         """Count a call without a valid credential. ApiError if its address makes too many."""
         self._admission.count_anonymous(self.address)
+
+    def check_unproven(self, was_valid: bool) -> None:
+        """Before work for a credential: ApiError if its address makes too many calls without a valid one.
+
+        A credential that `was_valid` is looked for all the same: its holder may share an address (a NAT)
+        with the one who makes up others. A valid one that is used for the first time is refused meanwhile.
+        """
+        if not was_valid:
+            self._admission.check_anonymous(self.address)
 
     def require(self, check: Check) -> None:
         """Call `check` again and again while the call lasts: an error ends it."""
