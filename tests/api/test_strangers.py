@@ -1,4 +1,4 @@
-"""Calls without a valid credential, by address of the client. VMs are in memory; the test stands for Caddy."""
+"""Calls without a valid credential, by address of the client. VMs are in memory, the test is Caddy."""
 
 import contextlib
 import socket

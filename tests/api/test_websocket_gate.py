@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
+import sqlalchemy
 from fastapi.routing import APIWebSocketRoute
 from websockets.http11 import Request
 
@@ -17,6 +18,7 @@ from stead.api import forward, piped_exec, processes, pty, server, sockets
 from stead.api.server import running
 from stead.api.websocket_protocol import WebSocketProtocol
 from stead.identity import tickets
+from stead.identity.callers import Callers
 from stead.identity.tickets import TicketLimitExceeded, Tickets
 from stead.machines.records import Properties
 from support.fake_api import USER, FakeApi, closed, fake_api, stands_still
@@ -263,6 +265,26 @@ async def test_revoked_key_closes_its_websockets(own_site: FakeApi, monkeypatch:
         await other.send(b"here")
         await api.installation.identities.revoke(api.account, api.keys["identity"], api.vm)
         assert (await closed(other))[0] == 1008
+
+
+async def test_a_failed_check_leaves_a_websocket_open_and_is_made_again(
+    own_site: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "_PERMISSION_CHECK", 0.05)
+    failed = 0
+
+    async def fail(callers: Callers, secret: str) -> None:
+        nonlocal failed
+        failed += 1
+        raise sqlalchemy.exc.OperationalError("SELECT", {}, OSError("made up"))
+
+    async with own_site.socket("/pty?exec=cat") as terminal:
+        await terminal.recv()
+        with monkeypatch.context() as patch:
+            patch.setattr(Callers, "authenticate", fail)
+            await until(lambda: failed >= 3, 60)
+        await own_site.installation.accounts.revoke_key(own_site.keys["owner"])
+        assert await closed(terminal) == (1008, "the API key or token was revoked")
 
 
 # Handshakes and frames

@@ -71,7 +71,7 @@ class Admission:
         self._check_rate(self._anonymous_rates.allow(network_of(address)))
 
     def check_anonymous(self, address: str) -> None:
-        """ApiError if `count_anonymous` would raise one; counts nothing. For a credential that may be made up.
+        """ApiError if `count_anonymous` would raise one; counts nothing. For unproven credentials.
 
         All clients on loopback may be those of one proxy, so that one of them would lock out the others.
         """

@@ -29,6 +29,7 @@ from stead.guest.watchdog import works_on
 from stead.identity.callers import Caller
 from stead.logs import get_logger
 from stead.shares import Release
+from stead.supervision import repeat
 from stead.tasks import TaskSet, finished
 
 TRACE_HEADER = "x-freestyle-trace-id"
@@ -302,8 +303,13 @@ class Calls:
         call = Call(scope, self._admission, self._outliving)
         scope.setdefault("state", {})["call"] = call
         if self._clock is None:
-            self._clock = self._tasks.start(self._watch_calls(), "timer of slow calls")
-            self._tasks.start(self._watch_permissions(), "permissions of long calls")
+            self._clock = self._tasks.start(
+                repeat("timer of slow calls", self._watch_calls, _TICK), "timer of slow calls"
+            )
+            self._tasks.start(
+                repeat("check of permissions", self._check_permissions, PERMISSION_CHECK),
+                "permissions of long calls",
+            )
         if scope["type"] == "websocket":
             answer = self._answer_socket(call, send)
         else:
@@ -436,34 +442,29 @@ class Calls:
         return answer
 
     async def _watch_calls(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK)
-            now = time.monotonic()
-            for call in tuple(self._calls):
-                if call.lost and not call.complete:
-                    call.cancel(client_left())
-                elif (stalled := call.stalled(now)) is not None:
-                    call.cancel(stalled)
-                else:
-                    call.keep_alive(now)
+        now = time.monotonic()
+        for call in tuple(self._calls):
+            try:
+                _watch(call, now)
+            except Exception as error:
+                log.error("cannot watch a call", trace=call.trace, error=repr(error), exc_info=error)
+                call.cancel(from_anything(error))
 
-    async def _watch_permissions(self) -> None:
+    async def _check_permissions(self) -> None:
         """End calls, and work that outlives them, whose callers have lost their permission.
 
         WebSockets are checked where they are relayed, which tells the client why.
         """
-        while True:
-            await asyncio.sleep(PERMISSION_CHECK)
-            oldest = time.monotonic() - PERMISSION_CHECK
-            for call in tuple(self._calls - self._sockets):
-                if call.started < oldest and (lost := await _permission_lost(call.check_permission)):
-                    call.cancel(lost)
-            self._outliving[:] = [work for work in self._outliving if work.running()]
-            for work in tuple(self._outliving):
-                for check in work.checks:
-                    if await _permission_lost(check):
-                        await work.cancel()
-                        break
+        oldest = time.monotonic() - PERMISSION_CHECK
+        for call in tuple(self._calls - self._sockets):
+            if call.started < oldest and (lost := await _permission_lost(call.check_permission)):
+                call.cancel(lost)
+        self._outliving[:] = [work for work in self._outliving if work.running()]
+        for work in tuple(self._outliving):
+            for check in work.checks:
+                if await _permission_lost(check):
+                    await _cancel(work)
+                    break
 
     async def stop(self, grace: float) -> None:
         """Let calls finish; cancel those that do not within `grace` seconds, with an error answer."""
@@ -501,6 +502,23 @@ def body_stalled() -> ApiError:
 def answer_stalled() -> ApiError:
     text = f"the client took less than 1 KiB of the answer a second for {STALLED_ANSWER:g} s"
     return ApiError("BAD_REQUEST", text, 408)
+
+
+def _watch(call: Call, now: float) -> None:
+    if call.lost and not call.complete:
+        call.cancel(client_left())
+    elif (stalled := call.stalled(now)) is not None:
+        call.cancel(stalled)
+    else:
+        call.keep_alive(now)
+
+
+async def _cancel(work: _Outliving) -> None:
+    """Cancel work; one whose cancellation fails is cancelled again at the next check."""
+    try:
+        await work.cancel()
+    except Exception as error:
+        log.error("cannot cancel a background request", error=repr(error), exc_info=error)
 
 
 async def _permission_lost(check: Check) -> ApiError | None:

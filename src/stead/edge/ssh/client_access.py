@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -57,6 +58,7 @@ from stead.machines.events import Use
 from stead.machines.processes import Eviction
 from stead.machines.start import Attached
 from stead.shares import KeyedLimit, RateLimit, Release
+from stead.supervision import repeat
 from stead.tasks import TaskSet, in_background
 
 log = get_logger("stead.ssh")
@@ -259,20 +261,18 @@ class ClientAccess:
             return Refused(str(error), 0.0)
         self._login = login
         self._login_limit.reschedule(None)
-        self._tasks.start(self._recheck(login), "check an SSH login again")
+        check = repeat("check of an SSH login", partial(self._recheck, login), _RECHECK)
+        self._tasks.start(check, "check an SSH login again")
         return Accepted(login.user)
 
     async def _recheck(self, login: Login) -> None:
         """End the connection once its login is not accepted any more."""
-        while True:
-            await asyncio.sleep(_RECHECK)
-            if self._attached is not None and self._attached.eviction.done():
-                self._look()
-            try:
-                await self._parts.access.recheck(login)
-            except LoginRefused as error:
-                self.end(str(error))
-                return
+        if self._attached is not None and self._attached.eviction.done():
+            self._look()
+        try:
+            await self._parts.access.recheck(login)
+        except LoginRefused as error:
+            self.end(str(error))
 
     # The connection into the VM
 
