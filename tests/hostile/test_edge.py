@@ -339,6 +339,46 @@ async def test_requests_that_a_vm_does_not_answer_use_a_bounded_number_of_connec
                 await until(lambda: _answered(opened) == 3 * (MAX_STREAMS - 1), 60)
 
 
+async def _from_vm(edge_ns: EdgeWithNamespaces, vm: FakeVm, *urls: str) -> list[str]:
+    """`STATUS CONNECTS` of requests of curl in a VM, one after the other."""
+    each = ["-sS", "--cacert", str(edge_ns.root), "--connect-to", f"::{GATEWAY}:443", "-o", "/dev/null"]
+    each += ["-w", "%{http_code} %{num_connects}\\n"]
+    requests = [word for url in urls for word in ("--next", *each, url)][1:]
+    command = ["ip", "netns", "exec", vm.side.name, "curl", *requests]
+    done = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    return (await done.communicate())[0].decode().splitlines()
+
+
+async def test_an_address_wakes_a_limited_number_of_vms(root: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_WAKE_BURST", 3)
+    monkeypatch.setattr(gate, "_WAKE_INTERVAL", 600.0)
+    async with edge_with_namespaces() as edge_ns, contextlib.AsyncExitStack() as stack:
+        client, other = edge_ns.add_vm("client"), edge_ns.add_vm("other")
+        vms = [edge_ns.add_vm(f"vm{number}") for number in range(5)]
+        for vm in vms:
+            vm.up = False
+            edge_ns.map(f"{vm.id}.style.dev", vm.id)
+            await stack.enter_async_context(vm.serving(echo_app(vm.id), 80))
+        urls = [f"https://{vm.id}.style.dev/" for vm in vms]
+        said = await _from_vm(edge_ns, client, *urls, urls[0])
+        assert [each[:3] for each in said] == ["200"] * 3 + ["429"] * 2 + ["200"]
+        assert said[4] == "429 1", "the connection was closed"
+        assert [vm.wakes for vm in vms] == [1, 1, 1, 0, 0]
+        # Requests to VMs that are up or wake already, and other clients, are served.
+        vms[0].end_run()
+        vms[0].waking.clear()
+        joined = asyncio.create_task(_from_vm(edge_ns, other, urls[0]))
+        await until(lambda: vms[0].wakes == 2, 60)
+        joining = asyncio.create_task(_from_vm(edge_ns, client, urls[0]))
+        await asyncio.sleep(1)
+        assert not joining.done()
+        vms[0].waking.set()
+        assert [(await joined)[0][:3], (await joining)[0][:3]] == ["200", "200"]
+        # All clients of a proxy on this host have one address.
+        for url in urls[3:]:
+            assert (await edge_ns.curl(url)).status == 200
+
+
 @pytest.fixture
 def host_and_clients(root: None) -> Iterator[tuple[Side, Side]]:
     """Two namespaces: 10.9.9.1 and fd09::1 of the host, and 10.9.9.2 to .9 of clients."""

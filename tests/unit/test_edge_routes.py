@@ -383,7 +383,7 @@ async def test_reasons_are_logged_under_the_trace_id_of_the_answer(
     world.failure = StartFailed("no memory")
 
     async def refused(host: str) -> Refusal:
-        decision = await world.gate.admit(GateRequest(host))
+        decision = await world.gate.admit(GateRequest(host, client="127.0.0.1"))
         assert isinstance(decision, Refusal) and decision.trace is not None
         assert decision.status == 503 and "no memory" not in decision.message
         return decision

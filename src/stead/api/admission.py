@@ -86,8 +86,7 @@ class Admission:
 
     async def place(self, caller: Caller) -> Release:
         """A place among the calls of the caller's account, held until it is released."""
-        # The owner of an account is bound by the account's share alone.
-        return await self._places.acquire(caller.account, caller.identity or object())
+        return await self._places.acquire(caller.account, caller.identity)
 
     async def anonymous_place(self, address: str) -> Release:
         return await self._anonymous_places.acquire(network_of(address))

@@ -32,6 +32,8 @@ MAX_HELD = 1024
 """Requests that wait for a VM or its port, of which an account has a quarter. More are refused at once."""
 _MAX_HELD_OF_VM = 128
 _MAX_HELD_OF_CLIENT = 64
+_WAKE_BURST, _WAKE_INTERVAL = 10, 2.0
+"""Wakes that one client causes: at once, and seconds for one more. They use slots of the VMs' owners."""
 _NOT_MAPPED_BURST, _NOT_MAPPED_INTERVAL = 100, 0.1
 """Requests of one client for names that are not mapped, and that Caddy does not know as such: at once, and
 seconds for one more. Caddy closes the connection of a client that sends more."""
@@ -87,6 +89,7 @@ class Gate:
         self._unmapped = unmapped
         self._refusals = RefusalLog()
         self._not_mapped = RateLimit(_NOT_MAPPED_BURST, _NOT_MAPPED_INTERVAL)
+        self._wakes = RateLimit(_WAKE_BURST, _WAKE_INTERVAL)
         self._dial = dial
         self._connections_closed = connections_closed
         self._openings: SingleFlight[AwakeVm | None] = SingleFlight()
@@ -108,6 +111,8 @@ class Gate:
             with contextlib.ExitStack() as places:
                 if not self._take_places(places, route, request.client):
                     return pages.starting(host)
+                if not self._may_wake(route, request.client):
+                    return pages.too_many()
                 opened = await self._opened(host, route, browser=request.browser)
             before, route = route, self._source.route(host)
             if before == route:
@@ -135,6 +140,12 @@ class Gate:
             if release is not None:
                 places.callback(release)
         return None not in taken
+
+    def _may_wake(self, route: MappedPort, client: str) -> bool:
+        """Count the wake that a request starts; False if its client starts too many. Joining one is free."""
+        if self._vms.is_up(route.machine) or self._openings.running((route.machine, route.port)):
+            return True
+        return is_loopback(client) or not self._wakes.allow(network_of(client))
 
     async def _opened(self, host: str, route: MappedPort, *, browser: bool) -> AwakeVm | Refusal:
         try:
