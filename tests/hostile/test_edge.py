@@ -106,16 +106,9 @@ async def test_a_client_that_makes_up_names_loses_its_connection(
     monkeypatch.setattr(gate, "_NOT_MAPPED_BURST", 20)
     monkeypatch.setattr(gate, "_NOT_MAPPED_INTERVAL", 60.0)
     async with edge_with_namespaces() as edge_ns:
-        target = f"::127.0.0.1:{edge_ns.public.https_port}"
-        each = ["-sS", version, "--cacert", str(edge_ns.root), "--connect-to", target, "-o", "/dev/null"]
-        each += ["-w", "%{http_code} %{num_connects}\\n"]
-        requests = [
-            word
-            for number in range(24)
-            for word in ("--next", *each, "-H", f"Host: n{number}.style.dev", "https://app.style.dev/")
-        ]
-        curl = await asyncio.create_subprocess_exec("curl", *requests[1:], stdout=asyncio.subprocess.PIPE)
-        said = (await curl.communicate())[0].decode().splitlines()
+        url = "https://app.style.dev/"
+        requests = [(version, "-H", f"Host: n{number}.style.dev", url) for number in range(24)]
+        said = await edge_ns.in_turn(*requests)
         assert said == ["404 1"] + ["404 0"] * 19 + ["429 0"] + ["429 1"] * 3, "connections are opened again"
         # Names that are mapped, and those that are known not to be, are answered as before.
         vm = edge_ns.add_vm("vm")
@@ -339,16 +332,6 @@ async def test_requests_that_a_vm_does_not_answer_use_a_bounded_number_of_connec
                 await until(lambda: _answered(opened) == 3 * (MAX_STREAMS - 1), 60)
 
 
-async def _from_vm(edge_ns: EdgeWithNamespaces, vm: FakeVm, *urls: str) -> list[str]:
-    """`STATUS CONNECTS` of requests of curl in a VM, one after the other."""
-    each = ["-sS", "--cacert", str(edge_ns.root), "--connect-to", f"::{GATEWAY}:443", "-o", "/dev/null"]
-    each += ["-w", "%{http_code} %{num_connects}\\n"]
-    requests = [word for url in urls for word in ("--next", *each, url)][1:]
-    command = ["ip", "netns", "exec", vm.side.name, "curl", *requests]
-    done = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    return (await done.communicate())[0].decode().splitlines()
-
-
 async def test_an_address_wakes_a_limited_number_of_vms(root: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "_WAKE_BURST", 3)
     monkeypatch.setattr(gate, "_WAKE_INTERVAL", 600.0)
@@ -360,16 +343,16 @@ async def test_an_address_wakes_a_limited_number_of_vms(root: None, monkeypatch:
             edge_ns.map(f"{vm.id}.style.dev", vm.id)
             await stack.enter_async_context(vm.serving(echo_app(vm.id), 80))
         urls = [f"https://{vm.id}.style.dev/" for vm in vms]
-        said = await _from_vm(edge_ns, client, *urls, urls[0])
+        said = await edge_ns.in_turn(*([url] for url in (*urls, urls[0])), source=client)
         assert [each[:3] for each in said] == ["200"] * 3 + ["429"] * 2 + ["200"]
         assert said[4] == "429 1", "the connection was closed"
         assert [vm.wakes for vm in vms] == [1, 1, 1, 0, 0]
         # Requests to VMs that are up or wake already, and other clients, are served.
         vms[0].end_run()
         vms[0].waking.clear()
-        joined = asyncio.create_task(_from_vm(edge_ns, other, urls[0]))
+        joined = asyncio.create_task(edge_ns.in_turn([urls[0]], source=other))
         await until(lambda: vms[0].wakes == 2, 60)
-        joining = asyncio.create_task(_from_vm(edge_ns, client, urls[0]))
+        joining = asyncio.create_task(edge_ns.in_turn([urls[0]], source=client))
         await asyncio.sleep(1)
         assert not joining.done()
         vms[0].waking.set()

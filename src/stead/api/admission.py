@@ -11,12 +11,14 @@ _MAX_WAIT = 1.0
 _MAX_WAITING = 64
 _BURST = 10
 """Seconds of the rate that may be used at once."""
+_HEALTH_BURST, _HEALTH_INTERVAL = 200, 0.05
+"""Requests of an address that is not loopback for `/healthz`: at once, and seconds for one more."""
 _SMALLEST_POOL = 16
 _SMALLEST_SHARE = 4
 
 
 class Admission:
-    """Who may make a call now. `/healthz` and `/metrics` do not ask.
+    """Who may make a call now. On this host `/healthz` and `/metrics` are always answered.
 
     An account has at most a quarter of the places, one of its identities half of that. Calls without a
     caller (public pages, anonymous git, webhooks of GitHub) have places of their own, by address.
@@ -51,6 +53,7 @@ class Admission:
         self._rates = RateLimit(rate * _BURST, 1 / rate)
         self._identity_rates = RateLimit(max(1, rate * _BURST // 2), 2 / rate)
         self._anonymous_rates = RateLimit(anonymous_rate * _BURST, 1 / anonymous_rate)
+        self._health_rates = RateLimit(_HEALTH_BURST, _HEALTH_INTERVAL)
 
     @classmethod
     def of(cls, settings: Settings) -> "Admission":
@@ -78,6 +81,12 @@ class Admission:
         if not is_loopback(address):
             self._check_rate(self._anonymous_rates.wait(network_of(address)))
 
+    def count_health(self, address: str) -> None:
+        """Count a call that is answered whatever else the server does; for other hosts up to a rate."""
+        seconds = 0 if is_loopback(address) else self._health_rates.allow(network_of(address))
+        if seconds:
+            raise _too_often("too many health checks from one address", seconds)
+
     def _check_rate(self, seconds: int) -> None:
         if seconds:
             text = "too many requests a second without a valid credential: max"
@@ -98,6 +107,7 @@ def _busy(text: str) -> ApiError:
 
 
 def _too_often(text: str, seconds: int) -> ApiError:
+    """Caddy closes the connection of the client after it."""
     headers = {"Retry-After": str(seconds)}
     return ApiError(
         "SERVICE_UNAVAILABLE", f"{text}; retry in {seconds} s", 429, headers=headers, retryable=True

@@ -31,7 +31,7 @@ VmId = Annotated[str, Path(description="VM id.")]
 
 _DOCS = ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon-32x32.png")
 UNCOUNTED = frozenset({"/healthz", "/metrics"})
-"""Answered whatever else the server does."""
+"""Answered without a place, whatever else the server does."""
 PUBLIC = frozenset({"/healthz", "/metrics", "/openapi.json", "/.well-known/jwks.json", WEBHOOKS, *_DOCS})
 
 
@@ -48,7 +48,9 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: Call = scope["state"]["call"]
         if scope["type"] == "http" and scope["path"] in PUBLIC:
-            if scope["path"] not in UNCOUNTED:
+            if scope["path"] in UNCOUNTED:
+                call.count_health()
+            else:
                 call.count_anonymous()
                 await call.admit_anonymous()
             await self._app(scope, receive, send)

@@ -76,8 +76,7 @@ class Call:
     def __init__(self, scope: Scope, admission: Admission, outliving: list[_Outliving]) -> None:
         self.trace = secrets.token_hex(16)
         self.started = time.monotonic()
-        client = scope.get("client")
-        self.address: str = client[0] if client else ""
+        self.address = address_of(scope)
         """Of the client; empty if it is unknown."""
         self.caller: Caller | None = None
         self.sent = 0
@@ -132,6 +131,10 @@ class Call:
     def count_anonymous(self) -> None:
         """Count a call without a valid credential. ApiError if its address makes too many."""
         self._admission.count_anonymous(self.address)
+
+    def count_health(self) -> None:
+        """Count a health check, which takes no place. ApiError if another host makes too many."""
+        self._admission.count_health(self.address)
 
     def check_unproven(self, was_valid: bool) -> None:
         """Before work for a credential: ApiError if its address makes too many calls without a valid one.
@@ -532,6 +535,11 @@ async def _permission_lost(check: Check) -> ApiError | None:
         # A check that cannot be made, as without memory, proves nothing.
         log.warning("cannot check a permission", error=repr(error))
     return None
+
+
+def address_of(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def client_left() -> ApiError:

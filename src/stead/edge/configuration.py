@@ -40,6 +40,19 @@ _UPSTREAM = "{stead.upstream}"
 
 Json = dict[str, Any]
 
+_CLOSE_IF_TOO_MANY: Json = {
+    # The client has to connect again, and new connections are limited in front of Caddy.
+    "match": {"status_code": [429]},
+    "routes": [
+        {
+            "handle": [
+                {"handler": "headers", "response": {"set": {"Connection": ["close"]}}},
+                {"handler": "copy_response"},
+            ]
+        }
+    ],
+}
+
 
 @dataclass(frozen=True)
 class Descriptors:
@@ -198,7 +211,7 @@ def _servers(settings: Settings, descriptors: Descriptors, paths: EdgePaths, htt
     }
     api: Json = {
         "match": [{"host": names}],
-        "handle": [*alternative, _proxy(f"unix/{paths.api}")],
+        "handle": [*alternative, _proxy(f"unix/{paths.api}") | {"handle_response": [_CLOSE_IF_TOO_MANY]}],
         "terminal": True,
     }
     https = _server(
@@ -367,7 +380,6 @@ def _asking_gate(paths: EdgePaths, error: str = "") -> Json:
                 "routes": [{"handle": [_to_vm(f"{{http.reverse_proxy.header.{UPSTREAM_HEADER}}}")]}],
             },
             {
-                # The client has to connect again, and new connections are limited in front of Caddy.
                 "match": {"status_code": [429]},
                 "routes": [{"handle": [_static(pages.too_many(), as_page=False) | {"close": True}]}],
             },
