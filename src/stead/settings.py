@@ -342,6 +342,9 @@ class Settings(BaseModel):
         int, Ge(60), Le(315_360_000), Allowed("seconds from 60 to 315360000, ten years")
     ] = 86_400
     """Seconds after which a WireGuard session ends by itself."""
+    max_tunnels: Positive = 100
+    """VPCs of all accounts that have WireGuard clients. Without WireGuard in the kernel, each is a process of
+    about 20 MB."""
     max_creations: Positive = 64
     """VMs that are being created at the same time; an account has at most a quarter, and then waits."""
     max_builds: Positive = 32

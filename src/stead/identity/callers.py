@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stead.identity.credentials import CredentialKind, credential_kind, digest
@@ -22,6 +22,8 @@ class Caller:
 
     account: str
     identity: str | None = None
+    credential: str | None = field(default=None, compare=False)
+    """The id of its API key or token."""
 
 
 class Callers:
@@ -59,10 +61,10 @@ class Callers:
     async def _find(self, kind: CredentialKind, hashed: str) -> Caller | None:
         if kind is CredentialKind.API_KEY and (key := await self._keys.find_valid(hashed)):
             self._record_use(key.id, key.used_at, self._keys.update)
-            return Caller(key.account)
+            return Caller(key.account, credential=key.id)
         if kind is CredentialKind.TOKEN and (holder := await self._tokens.find_holder(hashed)):
             self._record_use(holder.token, holder.used_at, self._tokens.update)
-            return Caller(holder.account, holder.identity)
+            return Caller(holder.account, holder.identity, holder.token)
         return None
 
     async def close(self) -> None:
