@@ -237,7 +237,7 @@ async def test_origin_of_a_page_must_be_allowed(
 
 
 async def test_account_cannot_take_all_websockets(tmp_path: Path) -> None:
-    async with fake_api(tmp_path, max_sockets=4, max_calls=2) as api:
+    async with fake_api(tmp_path, max_sockets=8, max_calls=2) as api:
         here = api.installation
         stranger = await here.callers.authenticate(api.callers["stranger"]["Authorization"].split()[1])
         assert stranger is not None
@@ -252,6 +252,12 @@ async def test_account_cannot_take_all_websockets(tmp_path: Path) -> None:
                 assert (await http.get("/pty/sessions")).status_code == 200
         async with api.socket("/pty?exec=cat") as again:
             assert json.loads(await again.recv())["type"] == "sessionInfo"
+        # An identity has half of its account's.
+        async with api.socket("/pty?exec=cat", "granted") as one:
+            await one.recv()
+            assert (await api.refusal("/pty?exec=cat", "granted"))[0] == 429
+            async with api.socket("/pty?exec=cat") as owners:
+                assert json.loads(await owners.recv())["type"] == "sessionInfo"
 
 
 async def test_revoked_key_closes_its_websockets(own_site: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,20 @@ async def test_a_new_connection_gets_the_place_of_a_silent_one(ssh_gateway: SshG
             writer.close()
 
 
+async def test_an_account_cannot_take_all_connections_nor_an_identity_those_of_its_account(
+    ssh_gateway: SshGatewayWithSshd,
+) -> None:
+    """A quarter of 16, and half of that."""
+    _, token = await ssh_gateway.token_for()
+    login = f"{ssh_gateway.api.vm},{token}"
+    async with ssh_gateway.limited(GatewayLimits(16)) as limited:
+        async with limited.connected(), limited.connected():
+            ended = await limited.ssh("echo in")
+            assert ended.code == 255 and "max 4 for an account, 2 for an identity" in ended.err
+            assert (await limited.ssh("echo in", login=login)).out == "in\n"
+        assert (await limited.ssh("echo in")).out == "in\n"
+
+
 async def _are(count: Callable[[], Awaitable[int]], wanted: int) -> bool:
     return await count() == wanted
 

@@ -67,7 +67,7 @@ class Authentication:
             return
         call.count(caller)
         _check_origin(Headers(scope=scope), self._here.settings.origins)
-        async with self._here.sockets.hold(caller.account):
+        async with self._here.sockets.hold(caller.account, caller.identity):
             await self._app(scope, receive, send)
 
     async def _authenticate(self, scope: Scope) -> Caller:

@@ -92,7 +92,7 @@ class SharedParts:
     access: Access
     machines: Machines
     connections: KeyedLimit
-    """Authenticated connections, by account."""
+    """Authenticated connections, by account and identity."""
     failures: RateLimit
     """Failed logins, by network of the client. A valid token is accepted however many there were."""
     keys: "WeakKeyDictionary[Agent, VmKey]"
@@ -279,7 +279,8 @@ class ClientAccess:
     async def _open(self, login: Login) -> Message | None:
         """Wake or start the VM and connect to its SSH server."""
         if self._release is None:
-            self._release = await self._parts.connections.acquire(login.caller.account)
+            caller = login.caller
+            self._release = await self._parts.connections.acquire(caller.account, caller.identity)
             self._log.info("ssh login", **self._facts(login))
         for _ in range(_ATTEMPTS):
             self._login_lease.close()
