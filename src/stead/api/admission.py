@@ -21,7 +21,7 @@ class Admission:
     """Who may make a call now. On this host `/healthz` and `/metrics` are always answered.
 
     An account has at most a quarter of the places, one of its identities half of that. Calls without a
-    caller (public pages, anonymous git, webhooks of GitHub) have places of their own, by address.
+    caller (public pages, anonymous git) have places of their own, by address; so have webhooks of GitHub.
     """
 
     def __init__(self, most: int, rate: int, anonymous_rate: int) -> None:
@@ -38,17 +38,8 @@ class Admission:
             max_wait=_MAX_WAIT,
             busy=lambda: _busy(text),
         )
-        pool = max(_SMALLEST_POOL, most // 8)
-        each = max(_SMALLEST_SHARE, pool // 8)
-        anonymous = f"too many requests without a credential at once: max {each} for an address,"
-        anonymous += f" {pool} in all (an eighth of STEAD_MAX_CALLS); retry later"
-        self._anonymous_places = KeyedLimit(
-            pool,
-            each,
-            max_waiting=_MAX_WAITING,
-            max_wait=_MAX_WAIT,
-            busy=lambda: _busy(anonymous),
-        )
+        self._anonymous_places = _pool("requests without a credential", most, 8)
+        self._webhook_places = _pool("webhooks", most, 32)
         self._rate, self._anonymous_rate = rate, anonymous_rate
         self._rates = RateLimit(rate * _BURST, 1 / rate)
         self._identity_rates = RateLimit(max(1, rate * _BURST // 2), 2 / rate)
@@ -99,6 +90,18 @@ class Admission:
 
     async def anonymous_place(self, address: str) -> Release:
         return await self._anonymous_places.acquire(network_of(address))
+
+    async def webhook_place(self, address: str) -> Release:
+        return await self._webhook_places.acquire(network_of(address))
+
+
+def _pool(what: str, most: int, part: int) -> KeyedLimit:
+    """Places for calls without a caller: a part of those of accounts, an address has an eighth of it."""
+    pool = max(_SMALLEST_POOL, most // part)
+    each = max(_SMALLEST_SHARE, pool // 8)
+    text = f"too many {what} at once: max {each} for an address, {pool} in all"
+    text += " (a part of STEAD_MAX_CALLS); retry later"
+    return KeyedLimit(pool, each, max_waiting=_MAX_WAITING, max_wait=_MAX_WAIT, busy=lambda: _busy(text))
 
 
 def _busy(text: str) -> ApiError:

@@ -52,7 +52,7 @@ class Authentication:
                 call.count_health()
             else:
                 call.count_anonymous()
-                await call.admit_anonymous()
+                await (call.admit_webhook() if scope["path"] == WEBHOOKS else call.admit_anonymous())
             await self._app(scope, receive, send)
             return
         try:

@@ -21,7 +21,7 @@ from stead.api.credentials_in_path import move_credentials, without_credentials
 from stead.api.declared import BodyLimit
 from stead.api.errors import ApiError, from_anything, from_product
 from stead.api.metrics import observe, open_websockets
-from stead.api.pace import Pace
+from stead.api.pace import MIN_RATE, STRANGER_RATE, Pace
 from stead.api.protocol import EXTENSION, Connection
 from stead.api.websocket_protocol import SocketConnection
 from stead.errors import SteadError
@@ -36,7 +36,8 @@ TRACE_HEADER = "x-freestyle-trace-id"
 _TICK = 0.25
 STALLED_BODY = 30.0
 STALLED_ANSWER = 60.0
-"""Seconds in which a client has to send, or to take, 1 KiB a second while the server waits for it."""
+"""Seconds in which a client has to send, or to take, a number of bytes while the server waits for it: 1 KiB a
+second, and 16 of an answer for a client without a credential."""
 PERMISSION_CHECK = 15.0
 """Seconds between two checks that the callers of long calls are still permitted."""
 _PROCESSING_AFTER = 60.0
@@ -122,6 +123,10 @@ class Call:
     async def admit_anonymous(self) -> None:
         """Take a place among the calls without a caller, by the address of the client. Count it before."""
         self._place = await self._admission.anonymous_place(self.address)
+
+    async def admit_webhook(self) -> None:
+        """Take a place among the webhooks of GitHub, which strangers on other pages cannot fill."""
+        self._place = await self._admission.webhook_place(self.address)
 
     def count(self, caller: Caller) -> None:
         """Count a WebSocket of an account, which takes no place of a call. ApiError if there are too many."""
@@ -248,7 +253,9 @@ class Call:
         if not isinstance(connection, Connection) or not self._status:
             return None
         taken = self.sent - connection.unsent
-        return answer_stalled() if self._answer_pace.too_slow(now, taken, waiting=connection.full) else None
+        rate = STRANGER_RATE if self.caller is None else MIN_RATE
+        slow = self._answer_pace.too_slow(now, taken, waiting=connection.full, rate=rate)
+        return answer_stalled(rate) if slow else None
 
     async def check_permission(self) -> None:
         """Raises an error if the caller is no longer permitted."""
@@ -502,8 +509,8 @@ def body_stalled() -> ApiError:
     return ApiError("BAD_REQUEST", text, 408, headers={"Connection": "close"})
 
 
-def answer_stalled() -> ApiError:
-    text = f"the client took less than 1 KiB of the answer a second for {STALLED_ANSWER:g} s"
+def answer_stalled(rate: int) -> ApiError:
+    text = f"the client took less than {rate >> 10} KiB of the answer a second for {STALLED_ANSWER:g} s"
     return ApiError("BAD_REQUEST", text, 408)
 
 
