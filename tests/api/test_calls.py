@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx2
@@ -18,6 +20,7 @@ from stead.api.errors import ApiError
 from stead.api.guests import error_event
 from stead.api.server import running_app
 from stead.errors import MachineNotFound
+from stead.guest.watchdog import watching_the_loop
 from stead.settings import Settings
 from support.waiting import until
 
@@ -273,3 +276,26 @@ async def test_no_error_after_a_command_started_asks_for_a_retry() -> None:
         answer = await http.post("/")
     assert answer.status_code == 503
     assert "retry-after" not in answer.headers
+
+
+async def test_a_call_that_holds_the_event_loop_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(call: Call) -> Response:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            pass
+        return JSONResponse({})
+
+    with caplog.at_level(logging.WARNING, "stead.watchdog"):
+        async with watching_the_loop(), served(handler) as (http, _):
+            answer = await http.post("/v1/hold")
+            trace = answer.headers["x-freestyle-trace-id"]
+
+            def named() -> bool:
+                return any(
+                    "event loop was held" in line
+                    and 'call="POST /v1/hold"' in line
+                    and f"trace={trace}" in line
+                    for line in caplog.messages
+                )
+
+            await until(named, 60)

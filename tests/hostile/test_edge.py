@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import itertools
+import logging
 import selectors
 import socket
 import ssl
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,9 +24,17 @@ from stead.edge import edge as edges
 from stead.edge import gate
 from stead.edge.connections import limit_rules
 from stead.errors import StartFailed
+from stead.guest.watchdog import watching_the_loop
 from stead.host import authority
 from support.acme_server import AcmeServer
-from support.edge_with_namespaces import EdgeWithNamespaces, FakeVm, echo_app, edge_with_namespaces
+from support.edge_with_namespaces import (
+    EdgeWithNamespaces,
+    FakeVm,
+    Mapping,
+    Mappings,
+    echo_app,
+    edge_with_namespaces,
+)
 from support.http2 import MAX_STREAMS, UnreadStreams
 from support.links import CERTAIN, Side, link, namespace
 from support.waiting import until
@@ -228,6 +238,29 @@ async def test_a_new_intermediate_is_used_without_a_restart(
 
         await until(used, 60)
         assert edge_ns.edge.caddy.pid == caddy
+
+
+async def test_a_request_that_holds_the_event_loop_in_the_gate_is_named_in_the_log(
+    edge_ns: EdgeWithNamespaces, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = Mappings.route
+
+    def hold(mappings: Mappings, hostname: str) -> Mapping | None:
+        end = time.monotonic() + (1.5 if hostname == "slow.style.dev" else 0)
+        while time.monotonic() < end:
+            pass
+        return route(mappings, hostname)
+
+    monkeypatch.setattr(Mappings, "route", hold)
+    with caplog.at_level(logging.WARNING, "stead.watchdog"):
+        async with watching_the_loop():
+            assert (await edge_ns.curl("https://slow.style.dev/")).status == 404
+
+            def named() -> bool:
+                held = [line for line in caplog.messages if "event loop was held" in line]
+                return any('call="request for slow.style.dev"' in line for line in held)
+
+            await until(named, 60)
 
 
 # Requests that wait in the gate

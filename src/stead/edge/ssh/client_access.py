@@ -52,6 +52,7 @@ from stead.errors import (
 )
 from stead.guest.agent import Agent
 from stead.guest.ssh import admit_gateway
+from stead.guest.watchdog import works_on
 from stead.logs import get_logger
 from stead.machines import Machines
 from stead.machines.events import Use
@@ -116,6 +117,7 @@ class ClientAccess:
         """A request is being answered: the next one must wait for its answer."""
         self._waking = False
         self._login: Login | None = None
+        self.trace = ""
         self._address = ""
         self._attached: Attached | None = None
         self._key: VmKey | None = None
@@ -131,8 +133,13 @@ class ClientAccess:
         """Releases the place of the account's share."""
         self._packets: Packets[OfClient] = Packets(link, _DECODER, self._received, self._closed.set)
 
+    def __str__(self) -> str:
+        """As the log names a client that holds the event loop."""
+        return f"SSH connection from {self._address}" if self._address else "SSH connection"
+
     async def serve(self) -> None:
         """Serve until the link is closed, or the client may not go on."""
+        works_on(self)
         try:
             async with asyncio.timeout(self._parts.login_timeout) as limit:
                 self._login_limit = limit
@@ -230,6 +237,7 @@ class ClientAccess:
         self._tasks.start(self._answered(work), "answer the SSH gateway")
 
     async def _answered(self, work: Coroutine[Any, Any, Message | None]) -> None:
+        works_on(self)
         try:
             answer = await work
         except SteadError as error:
@@ -245,7 +253,8 @@ class ClientAccess:
 
     async def _authenticate(self, request: Authenticate) -> Message:
         parts = self._parts
-        self._address, self._log = request.address, log.bind(trace=request.trace)
+        self.trace, self._address = request.trace, request.address
+        self._log = log.bind(trace=request.trace)
         try:
             login = await parts.access.check(request.vm, request.user, request.token)
         except LoginRefused as error:
