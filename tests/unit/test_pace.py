@@ -47,7 +47,7 @@ def test_time_in_which_the_server_is_not_ready_does_not_count() -> None:
 class SlowClient(Connection):
     """Everything that the server has, and the client has not taken, waits."""
 
-    lost, full, unsent = False, True, 0  # type: ignore[assignment]  # properties of a real one
+    lost, full, unsent = False, True, 0
 
     def __init__(self) -> None:
         pass

@@ -40,18 +40,13 @@ _UPSTREAM = "{stead.upstream}"
 
 Json = dict[str, Any]
 
-_CLOSE_IF_TOO_MANY: Json = {
-    # The client has to connect again, and new connections are limited in front of Caddy.
-    "match": {"status_code": [429]},
-    "routes": [
-        {
-            "handle": [
-                {"handler": "headers", "response": {"set": {"Connection": ["close"]}}},
-                {"handler": "copy_response"},
-            ]
-        }
-    ],
+_CLOSE: Json = {
+    # The client has to connect again, and new connections are limited in front of Caddy. HTTP/3 has no such
+    # header: its clients take an answer with one for malformed.
+    "match": [{"not": [{"protocol": "http/3"}]}],
+    "handle": [{"handler": "headers", "response": {"set": {"Connection": ["close"]}}}],
 }
+_TOO_MANY: Json = {"status_code": [429]}
 
 
 @dataclass(frozen=True)
@@ -209,9 +204,10 @@ def _servers(settings: Settings, descriptors: Descriptors, paths: EdgePaths, htt
         "handle": [{"handler": "static_response", "status_code": 404}],
         "terminal": True,
     }
+    closing: Json = {"match": _TOO_MANY, "routes": [_CLOSE, {"handle": [{"handler": "copy_response"}]}]}
     api: Json = {
         "match": [{"host": names}],
-        "handle": [*alternative, _proxy(f"unix/{paths.api}") | {"handle_response": [_CLOSE_IF_TOO_MANY]}],
+        "handle": [*alternative, _proxy(f"unix/{paths.api}") | {"handle_response": [closing]}],
         "terminal": True,
     }
     https = _server(
@@ -380,8 +376,8 @@ def _asking_gate(paths: EdgePaths, error: str = "") -> Json:
                 "routes": [{"handle": [_to_vm(f"{{http.reverse_proxy.header.{UPSTREAM_HEADER}}}")]}],
             },
             {
-                "match": {"status_code": [429]},
-                "routes": [{"handle": [_static(pages.too_many(), as_page=False) | {"close": True}]}],
+                "match": _TOO_MANY,
+                "routes": [_CLOSE, {"handle": [_static(pages.too_many(), as_page=False)]}],
             },
         ],
     }
