@@ -24,9 +24,9 @@ class _Waiter:
 class KeyedLimit:
     """A semaphore with `total` places, of which each key (an account) holds at most `per_key`.
 
-    Within a key, each caller (an identity) holds at most `per_caller`. A free place goes to the waiting key
-    that holds the fewest, then to the caller that has waited longest. A holder may take several places at
-    once, such as the bytes of a body.
+    Within a key, each caller (an identity) holds at most `per_caller`; None, such as the owner of the
+    account, has no bound but the key's. A free place goes to the waiting key that holds the fewest, then to
+    the caller that has waited longest. A holder may take several places at once, such as the bytes of a body.
     """
 
     def __init__(
@@ -149,9 +149,7 @@ class KeyedLimit:
         return (
             _fits(self._used, amount, self._total)
             and _fits(self._held[key], amount, self._per_key)
-            and (
-                self._per_caller is None or _fits(self._held_by_caller[key, caller], amount, self._per_caller)
-            )
+            and (caller is None or _fits(self._held_by_caller[key, caller], amount, self._per_caller))
         )
 
     def _can_take(self, waiter: _Waiter) -> bool:
@@ -161,7 +159,7 @@ class KeyedLimit:
     def _take(self, key: Hashable, caller: Hashable, amount: int) -> None:
         self._used += amount
         self._held[key] += amount
-        if self._per_caller is not None:
+        if caller is not None:
             self._held_by_caller[key, caller] += amount
 
     def _release(self, key: Hashable, caller: Hashable, amount: int) -> None:
@@ -169,7 +167,7 @@ class KeyedLimit:
         self._held[key] -= amount
         if not self._held[key]:
             del self._held[key]
-        if self._per_caller is not None:
+        if caller is not None:
             self._held_by_caller[key, caller] -= amount
             if not self._held_by_caller[key, caller]:
                 del self._held_by_caller[key, caller]

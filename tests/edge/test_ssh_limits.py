@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 import pytest_asyncio
 
 from stead.edge.ssh import client_access
+from stead.edge.ssh.access import Access, Login
 from stead.edge.ssh.gateway import GatewayLimits
+from stead.guest.watchdog import watching_the_loop
 from support.run_cli import Shell
 from support.ssh_gateway_with_sshd import WAIT, Ended, SshGatewayWithSshd, ssh_gateway_with_sshd
 from support.waiting import until
@@ -108,6 +111,20 @@ async def test_a_new_connection_gets_the_place_of_a_silent_one(ssh_gateway: SshG
             writer.close()
 
 
+async def test_an_account_cannot_take_all_connections_nor_an_identity_those_of_its_account(
+    ssh_gateway: SshGatewayWithSshd,
+) -> None:
+    """A quarter of 16, and half of that."""
+    _, token = await ssh_gateway.token_for()
+    login = f"{ssh_gateway.api.vm},{token}"
+    async with ssh_gateway.limited(GatewayLimits(16)) as limited:
+        async with limited.connected(), limited.connected():
+            ended = await limited.ssh("echo in")
+            assert ended.code == 255 and "max 4 for an account, 2 for an identity" in ended.err
+            assert (await limited.ssh("echo in", login=login)).out == "in\n"
+        assert (await limited.ssh("echo in")).out == "in\n"
+
+
 async def _are(count: Callable[[], Awaitable[int]], wanted: int) -> bool:
     return await count() == wanted
 
@@ -144,6 +161,29 @@ async def test_refusals_are_logged_with_the_trace_id_that_the_client_is_told(
     assert await until(ended_in_log, 60)
     logged = [each.getMessage() for each in caplog.records]
     assert not [line for line in logged for secret in (_WRONG, key, ssh_gateway.token) if secret in line]
+
+
+async def test_a_login_that_holds_the_event_loop_is_named_in_the_log(
+    ssh_gateway: SshGatewayWithSshd, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = Access.check
+
+    async def hold(self: Access, vm: str, user: str | None, token: str) -> Login:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            pass
+        return await check(self, vm, user, token)
+
+    monkeypatch.setattr(Access, "check", hold)
+    with caplog.at_level(logging.WARNING, "stead.watchdog"):
+        async with watching_the_loop():
+            assert (await ssh_gateway.ssh("echo in")).out == "in\n"
+
+            def named() -> bool:
+                held = [line for line in caplog.messages if "event loop was held" in line]
+                return any('call="SSH connection from 127.0.0.1"' in line for line in held)
+
+            await until(named, 60)
 
 
 # The host key

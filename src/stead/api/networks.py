@@ -84,8 +84,10 @@ async def list_wireguard_clients(vpc_id: str, owner: Owner, tunnels: TunnelsDep)
 async def create_wireguard_session(
     vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: NewSession | None = None
 ) -> SessionModel:
-    """Let a computer join a VPC with WireGuard until the session is closed or expires (`expiresAt`)."""
-    return SessionModel.of(await tunnels.create(owner.account, vpc_id))
+    """Let a computer join a VPC with WireGuard until the session is closed or expires (`expiresAt`), or the
+    API key that made it is revoked.
+    """
+    return SessionModel.of(await tunnels.create(owner.account, vpc_id, owner.credential))
 
 
 @router.delete("/{vpc_id}/wireguard/ephemeral")
@@ -103,10 +105,13 @@ async def close_wireguard_session(
 async def set_wireguard_peer(
     vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: NewPeer
 ) -> GatewayPeerModel:
-    """Let a computer with its own WireGuard key join a VPC, until its gateway VM is deleted."""
-    return GatewayPeerModel.of(
-        await tunnels.set_peer(owner.account, vpc_id, wanted.gateway_vm_id, wanted.client_public_key)
+    """Let a computer with its own WireGuard key join a VPC, until its gateway VM is deleted or the API key
+    that has set it last is revoked.
+    """
+    made = await tunnels.set_peer(
+        owner.account, vpc_id, wanted.gateway_vm_id, wanted.client_public_key, owner.credential
     )
+    return GatewayPeerModel.of(made)
 
 
 @router.delete("/{vpc_id}/wireguard/peers")

@@ -45,12 +45,14 @@ class Engine:
 def _restore_slots() -> KeyedLimit:
     """One account may have as many restores as there are cores: more would make all of them slow.
 
-    There are slots beyond these, so that restores of one account never leave another one without any.
+    There are slots beyond these, so that restores of one account never leave another one without any. In the
+    same way, wakes by strangers never leave the owner of the VMs without any.
     """
     cores = max(2, os.cpu_count() or 2)
     return KeyedLimit(
         cores + share_of(cores),
         cores,
+        per_caller=cores - 1,
         max_waiting=_MAX_WAITING,
         busy=lambda: TooBusy(
             f"too many VMs of this account wait to be started: at most {_MAX_WAITING}; try again in 5 s"

@@ -172,12 +172,13 @@ class StartOperation:
             asleep = isinstance(record.state, Suspended)
             kind = EvictionKind.SUSPENDED if asleep else EvictionKind.ENDED
             await self.engine.processes.end(record, kind=kind)
+        caller = use.origin if use.origin is Origin.STRANGER else None
         match record.state:
             case Suspended() as suspended:
-                async with self.engine.slots.hold(record.account):
+                async with self.engine.slots.hold(record.account, caller):
                     await self.wake.wake(record, suspended, use)
             case Stopped():
-                async with self.engine.slots.hold(record.account):
+                async with self.engine.slots.hold(record.account, caller):
                     await self.boot.boot(record, use)
             case _:
                 await self.create.recreate(record, use)
