@@ -29,7 +29,7 @@ from stead.guest.watchdog import works_on
 from stead.identity.callers import Caller
 from stead.logs import get_logger
 from stead.shares import Release
-from stead.tasks import TaskSet, finished
+from stead.tasks import TaskSet, finished, work_for
 
 TRACE_HEADER = "x-freestyle-trace-id"
 _TICK = 0.25
@@ -116,6 +116,7 @@ class Call:
     async def admit(self, caller: Caller) -> None:
         """Take a place among the calls of the caller's account until the end. ApiError if there is none."""
         self.caller = caller
+        work_for(caller.account)
         self._admission.count(caller)
         self._place = await self._admission.place(caller)
 
@@ -127,6 +128,7 @@ class Call:
     def count(self, caller: Caller) -> None:
         """Count a WebSocket of an account, which takes no place of a call. ApiError if there are too many."""
         self.caller = caller
+        work_for(caller.account)
         self._admission.count(caller)
 
     def count_refused(self) -> None:

@@ -21,7 +21,7 @@ from stead.machines.records import Record, check_idle
 from stead.machines.states import Operation, Stopped, Suspended, Verdict
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
-from stead.tasks import SingleFlight
+from stead.tasks import SingleFlight, work_for
 
 READY_TIMEOUT = scaled(120.0)
 _WAKES = 3
@@ -158,6 +158,7 @@ class StartOperation:
 
     async def _start(self, machine_id: str, use: Use) -> None:
         account = (await self.engine.journal.find(machine_id)).account
+        work_for(account)
         # What a stranger's request could delete, an attacker would: it may only find the disk full.
         scope = EvictionScope.OWN if use.origin is Origin.OWNER else EvictionScope.NOTHING
         await self.eviction.ensure_free(account, scope, keeping=machine_id)

@@ -79,8 +79,10 @@ class Repos:
         self._limits_of = limits_of
         self._users = None if confined is None else GitUsers(confined.uids)
         self.quotas = RepoQuotas(self._store, self._path, limits_of, self._on_measured)
-        self.housekeeping = Housekeeping(git, self.quotas.measure)
-        self.pruning = Pruning(self._store, self.quotas, self.housekeeping.slot, self.repository)
+        self.housekeeping = Housekeeping(git, self._account_of, self.quotas.measure)
+        self.pruning = Pruning(
+            self._store, self.quotas, self.housekeeping.slots, self._account_of, self.repository
+        )
         self._imports = KeyedLimit(
             MAX_IMPORTS, MAX_IMPORTS_PER_ACCOUNT, max_wait=MAX_WAIT, busy=lambda: RepoBusy("imports")
         )
@@ -232,6 +234,10 @@ class Repos:
         path.parent.mkdir(mode=0o711, exist_ok=True)
         staged.rename(path)
         sync_folder(path.parent)
+
+    async def _account_of(self, repo_id: str) -> str | None:
+        row = await self._store.get(repo_id)
+        return None if row is None else row.account
 
     async def get(self, repo_id: str) -> RepoInfo:
         row = await self._store.get(repo_id)
