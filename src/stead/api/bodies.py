@@ -56,7 +56,7 @@ class JsonValues:
         self.count = 0
         self._quotes = 0
         self._escaped = False
-        """A backslash at the end of the last piece escapes a quote or a backslash at the start of the next."""
+        """A backslash at the end of the last piece escapes the first quote or backslash of the next."""
 
     def exceeds(self, most: int) -> bool:
         """Whether the text has more than `most` values, or more strings than JSON with `most` values has.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, HostError, StartFailed
-from stead.guest.execution import ExecRequest, collect
+from stead.guest.execution import SMALL_OUTPUT, ExecRequest, collect
 from stead.guest.identity import confer
 from stead.host.interface import CapturedState, Template, Vm
 from stead.logs import get_logger
@@ -141,7 +141,8 @@ class BringUp:
 
 async def _grow_root(live: RunningVm) -> None:
     """Grow the root file system to the size of the disk; does nothing when it fills it already."""
-    result = await collect(live.agent, ExecRequest("resize2fs /dev/vda", timeout=_GROW_TIMEOUT))
+    request = ExecRequest("resize2fs /dev/vda", timeout=_GROW_TIMEOUT)
+    result = await collect(live.agent, request, SMALL_OUTPUT)
     if not result.ok:
         said = result.stderr.decode(errors="replace").strip()
         raise StartFailed(f"cannot grow the root file system: {said}")

@@ -7,7 +7,7 @@ from ipaddress import IPv4Address
 
 from stead.deadlines import scaled
 from stead.errors import MachineNotFound, StartFailed
-from stead.guest.execution import ExecRequest, collect
+from stead.guest.execution import SMALL_OUTPUT, ExecRequest, collect
 from stead.guest.identity import GuestIdentity, confer, new_machine_id
 from stead.host.interface import Template
 from stead.logs import get_logger
@@ -173,7 +173,7 @@ class Pool:
         for address in (_UNUSED, record.address):
             identity = GuestIdentity(record.id, _PLACEHOLDER, new_machine_id(), address)
             await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT)
-            await collect(live.agent, ExecRequest("true", timeout=CONFIRM_TIMEOUT))
+            await collect(live.agent, ExecRequest("true", timeout=CONFIRM_TIMEOUT), SMALL_OUTPUT)
         await live.vm.pause()
         state = coming_up(record)
         if state.run is None:

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from stead.deadlines import scaled
 from stead.errors import GuestRestarted, GuestUnreachable, ReadyTimeout
 from stead.guest.agent import Agent
-from stead.guest.execution import ExecRequest, collect
+from stead.guest.execution import SMALL_OUTPUT, ExecRequest, collect
 from stead.machines.boot import BootOperation
 from stead.machines.create import CreateOperation
 from stead.machines.disk_eviction import DiskEviction
@@ -146,7 +146,7 @@ class StartOperation:
         """Wait until systemd has started all services, and `Type=notify` services reported ready."""
         request = ExecRequest("systemctl is-system-running --wait", timeout=timeout)
         async with self.using(machine_id) as agent:
-            result = await collect(agent, request)
+            result = await collect(agent, request, SMALL_OUTPUT)
         if result.timed_out:
             raise ReadyTimeout(f"VM {machine_id} was not ready within {timeout:g} s")
 

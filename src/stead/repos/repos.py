@@ -30,7 +30,7 @@ from stead.repos.places import GitCaller, RepoPlaces, Work
 from stead.repos.quotas import LimitsOf, QuotaReservation, RepoQuotas, SupersededRef
 from stead.repos.repository import Repository
 from stead.repos.sizes import RepoSize, measure_repo
-from stead.shares import KeyedLimit
+from stead.shares import KeyedLimit, Reserve, unlimited
 from stead.store.database import Database
 from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import TaskSet, Threads, in_thread
@@ -259,10 +259,10 @@ class Repos:
         """The contents of an existing repository, for background work."""
         return Repository(repo_id, self._path(repo_id), self.git, self.cat_files)
 
-    def opened(self, info: RepoInfo, user: GitCaller) -> Repository:
-        """The contents of an existing repository, as a caller uses it."""
+    def opened(self, info: RepoInfo, user: GitCaller, reserve: Reserve = unlimited) -> Repository:
+        """The contents of an existing repository, as a caller uses it; `reserve` is asked for memory."""
         holder = self.places.of(info.account, user)
-        return Repository(info.id, self._path(info.id), self.git, self.cat_files, holder)
+        return Repository(info.id, self._path(info.id), self.git, self.cat_files, holder, reserve)
 
     async def list(
         self,
