@@ -1,16 +1,18 @@
-"""Shares of a resource that all accounts use: places with bounds in all and by key, token buckets, locks."""
+"""Shares of a resource that all accounts use: places with bounds in all and by key, token buckets, memory."""
 
 import asyncio
 import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Entry = TypeVar("Entry", bound=Hashable)
 Release = Callable[[], None]
+Reserve = Callable[[int], Awaitable[bool]]
+"""Reserves so many more bytes of memory. If there are none, it raises an error or answers False."""
 
 
 @dataclass(eq=False)
@@ -273,3 +275,32 @@ class RateLimit:
         if not seconds:
             self.spend(key)
         return seconds
+
+
+async def unlimited(_: int) -> bool:
+    """Reserves any amount of memory: for the server's own work."""
+    return True
+
+
+class MemoryReservation:
+    """Reserves memory for data of unknown size, in steps of 1 MiB while it is collected; 64 KiB are free."""
+
+    FREE = 64 << 10
+    _STEP = 1 << 20
+
+    def __init__(self, reserve: Reserve = unlimited, reserved: int = 0) -> None:
+        """`reserved` bytes were reserved before."""
+        self._reserve = reserve
+        self._reserved = max(reserved, self.FREE)
+        self._size = 0
+
+    async def add(self, size: int) -> bool:
+        """Count so many more bytes before they are collected; False if there is no memory for them."""
+        self._size += size
+        missing = self._size - self._reserved
+        if missing > 0:
+            missing = max(missing, self._STEP)
+            if not await self._reserve(missing):
+                return False
+            self._reserved += missing
+        return True

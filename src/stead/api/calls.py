@@ -16,6 +16,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from stead.addresses import network_of
 from stead.api.admission import Admission
+from stead.api.answer_memory import AnswerMemory, AnswerReservation
 from stead.api.bodies import RequestBody, limit_bytes_in_flight
 from stead.api.credentials_in_path import move_credentials, without_credentials
 from stead.api.declared import BodyLimit
@@ -30,7 +31,7 @@ from stead.identity.callers import Caller
 from stead.logs import get_logger
 from stead.shares import Release
 from stead.supervision import repeat
-from stead.tasks import TaskSet, finished
+from stead.tasks import TaskSet, finished, work_for
 
 TRACE_HEADER = "x-freestyle-trace-id"
 _TICK = 0.25
@@ -74,7 +75,9 @@ class Call:
     Routes say what becomes of it when it is interrupted; the middleware reports its progress.
     """
 
-    def __init__(self, scope: Scope, admission: Admission, outliving: list[_Outliving]) -> None:
+    def __init__(
+        self, scope: Scope, admission: Admission, answers: AnswerMemory, outliving: list[_Outliving]
+    ) -> None:
         self.trace = secrets.token_hex(16)
         self.started = time.monotonic()
         self.address = address_of(scope)
@@ -87,6 +90,7 @@ class Call:
         self._admission = admission
         self._outliving = outliving
         self._place: Release | None = None
+        self._memory = AnswerReservation(answers)
         self._checks: list[Check] = []
         self._body_pace, self._answer_pace = Pace(STALLED_BODY), Pace(STALLED_ANSWER)
         self.connection: Connection | SocketConnection | None = scope.get("extensions", {}).get(EXTENSION)
@@ -117,6 +121,7 @@ class Call:
     async def admit(self, caller: Caller) -> None:
         """Take a place among the calls of the caller's account until the end. ApiError if there is none."""
         self.caller = caller
+        work_for(caller.account)
         self._admission.count(caller)
         self._place = await self._admission.place(caller)
 
@@ -131,6 +136,7 @@ class Call:
     def count(self, caller: Caller) -> None:
         """Count a WebSocket of an account, which takes no place of a call. ApiError if there are too many."""
         self.caller = caller
+        work_for(caller.account)
         self._admission.count(caller)
 
     def count_anonymous(self) -> None:
@@ -159,6 +165,17 @@ class Call:
     def outlived_by(self, running: Callable[[], bool], cancel: Callable[[], Awaitable[object]]) -> None:
         """Work continues after the call while it is `running`; it is cancelled like the call would be."""
         self._outliving.append(_Outliving(tuple(self._checks), running, cancel))
+
+    async def reserve(self, amount: int) -> bool:
+        """Reserve memory for the answer until the end of the call. ApiError if there is none within 10 s.
+
+        Answers of up to 64 KiB need none.
+        """
+        return await self._memory.reserve(self.share, amount)
+
+    async def reserve_output(self, amount: int) -> bool:
+        """Reserve memory for the output of a command; False if there is none within 30 s."""
+        return await self._memory.reserve_output(self.share, amount)
 
     def on_undelivered(self, undo: Callable[[], Awaitable[object]]) -> None:
         """Roll back with `undo` if the client disconnects before it has the answer."""
@@ -239,9 +256,10 @@ class Call:
         return {name: value for name, value in found.items() if value}
 
     def release(self) -> None:
-        """The call has ended: give its place and the bytes of its body back."""
+        """The call has ended: give its place and the bytes of its body and its answer back."""
         if self._place is not None:
             self._place()
+        self._memory.release()
         if self.body is not None:
             self.body.release()
 
@@ -298,6 +316,7 @@ class Calls:
         self._admission = admission
         self._body_limit = body_limit
         self._in_flight = limit_bytes_in_flight()
+        self.answers = AnswerMemory()
         self._calls: set[Call] = set()
         self._sockets: set[Call] = set()
         """The open WebSockets among them."""
@@ -310,7 +329,7 @@ class Calls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "@" in scope["path"]:
             move_credentials(scope)
-        call = Call(scope, self._admission, self._outliving)
+        call = Call(scope, self._admission, self.answers, self._outliving)
         scope.setdefault("state", {})["call"] = call
         if self._clock is None:
             self._clock = self._tasks.start(

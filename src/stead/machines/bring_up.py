@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, HostError, StartFailed
-from stead.guest.execution import ExecRequest, collect
+from stead.guest.execution import SMALL_OUTPUT, ExecRequest, collect
 from stead.guest.identity import confer
 from stead.host.interface import CapturedState, Template, Vm
 from stead.logs import get_logger
@@ -169,7 +169,8 @@ class BringUp:
 async def _grow_root(live: RunningVm, size_gib: int) -> None:
     """Grow the root file system to the size of the disk; does nothing when it fills it already."""
     command = _GROW_ROOT.format(sectors=(size_gib << 30) // 512)
-    result = await collect(live.agent, ExecRequest(command, timeout=_GROW_TIMEOUT))
+    request = ExecRequest(command, timeout=_GROW_TIMEOUT)
+    result = await collect(live.agent, request, SMALL_OUTPUT)
     if not result.ok:
         said = result.stderr.decode(errors="replace").strip()
         raise StartFailed(f"cannot grow the root file system: {said}")

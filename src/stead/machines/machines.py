@@ -411,8 +411,7 @@ class Machines:
         With `deleted`, also deleted VMs with `recreate`.
         """
         hidden = HIDDEN if deleted else _UNLISTED
-        rows = await self._store.list(excluding=hidden, account=account, purpose="use")
-        return [machine_info(row) for row in rows]
+        return await self._store.of_account(account, machine_info, excluding=hidden)
 
     async def count(self) -> dict[str, int]:
         """Number of VMs in each state, pool VMs included."""
@@ -420,7 +419,7 @@ class Machines:
 
     async def named(self, account: str, name: str) -> Sequence[MachineInfo]:
         """The VMs of an account that have this name."""
-        return [info for info in await self.list(account) if info.name == name]
+        return await self._store.of_account(account, machine_info, excluding=_UNLISTED, name=name)
 
     async def made_for(self, request: str) -> Sequence[MachineInfo]:
         """The VMs that were created for a request and exist."""

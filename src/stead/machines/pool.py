@@ -8,7 +8,7 @@ from ipaddress import IPv4Address
 
 from stead.deadlines import scaled
 from stead.errors import MachineNotFound, StartFailed
-from stead.guest.execution import ExecRequest, collect
+from stead.guest.execution import SMALL_OUTPUT, ExecRequest, collect
 from stead.guest.identity import GuestIdentity, confer, new_machine_id
 from stead.host.interface import Template
 from stead.logs import get_logger
@@ -191,7 +191,7 @@ class Pool:
         for address in (_UNUSED, record.address):
             identity = GuestIdentity(record.id, _PLACEHOLDER, new_machine_id(), address)
             await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT)
-            await collect(live.agent, ExecRequest("true", timeout=CONFIRM_TIMEOUT))
+            await collect(live.agent, ExecRequest("true", timeout=CONFIRM_TIMEOUT), SMALL_OUTPUT)
         await self._bring_up.grow_disk(record, live, known_gib)
         await live.vm.pause()
         state = coming_up(record)

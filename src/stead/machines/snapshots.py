@@ -137,8 +137,11 @@ class Snapshots:
 
     async def list(self, account: str | None = None, *, deleted: bool = False) -> list[SnapshotInfo]:
         """All snapshots, or those of an account; with `deleted`, also the rows of deleted ones."""
-        rows = await self._store.list(account)
-        return [snapshot_info(row) for row in rows if deleted or row.deleted_at is None]
+        if account is None:
+            found = [snapshot_info(row) for row in await self._store.list()]
+        else:
+            found = await self._store.of_account(account, snapshot_info)
+        return [info for info in found if deleted or info.deleted_at is None]
 
     async def get(self, snapshot_id: str, *, deleted: bool = False) -> SnapshotInfo:
         """A snapshot; with `deleted`, also a deleted one."""

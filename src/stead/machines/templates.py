@@ -14,7 +14,7 @@ from stead.machines.pool import Pool
 from stead.settings import Size
 from stead.shares import KeyedLimit, Release, share_of
 from stead.store.layers import LayerStore
-from stead.tasks import SingleFlight
+from stead.tasks import SingleFlight, work_for
 
 _ONCE = "(once for all disk sizes; 1 to 2 minutes without KVM)"
 _BUILDS = max(2, (os.cpu_count() or 1) // 2)
@@ -157,6 +157,8 @@ class Templates:
             )
 
     async def _build(self, size: Size, progress: "_SharedProgress", release: Release | None) -> Template:
+        # Other accounts wait for it too.
+        work_for(None)
         try:
             return await self._build_in_place(size, progress)
         finally:

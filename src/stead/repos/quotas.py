@@ -12,11 +12,13 @@ from stead.limits import Limits
 from stead.repos.errors import RepoError, RepoNotFound
 from stead.repos.repository import MAX_REFS
 from stead.repos.sizes import RepoSize, lfs_size, measure_repo
+from stead.shares import KeyedLimit
 from stead.store.repos import RepoRow, RepoStore
-from stead.tasks import TaskSet, Threads
+from stead.tasks import TaskSet, Threads, working_for
 
 DELAY = 1.0
 """Debounce in seconds: changes within this time are measured together."""
+_MEASURED_AT_ONCE = 2
 _MIB = 1 << 20
 
 LimitsOf = Callable[[str], Awaitable[Limits]]
@@ -166,7 +168,8 @@ class RepoQuotas:
         self._next: dict[str, _Measurement] = {}
         self._measurements: set[_Measurement] = set()
         self._tasks = TaskSet()
-        self._measuring = asyncio.Lock()
+        self._measuring = KeyedLimit(_MEASURED_AT_ONCE, 1)
+        """By account: the changes of one repository are measured in their order."""
 
     # Writes
 
@@ -264,16 +267,20 @@ class RepoQuotas:
 
         LFS objects can be many and are never removed: they are scanned only if `more_lfs` is None.
         """
-        async with self._measuring:
+        owner = await self._store.get(repo_id)
+        if owner is None:
+            return None
+        async with self._measuring.hold(owner.account):
             row, path = await self._store.get(repo_id), self._path_of(repo_id)
             # A repository that is being created or deleted is not in its place.
             if row is None or not path.is_dir():
                 return None
-            size = await Threads.TREES.run(measure_repo, path)
-            if more_lfs is None or row.lfs_size is None:
-                lfs = await Threads.TREES.run(lfs_size, path)
-            else:
-                lfs = row.lfs_size + more_lfs
+            with working_for(row.account):
+                size = await Threads.TREES.run(measure_repo, path)
+                if more_lfs is None or row.lfs_size is None:
+                    lfs = await Threads.TREES.run(lfs_size, path)
+                else:
+                    lfs = row.lfs_size + more_lfs
             if (size.objects, lfs, size.refs) != (row.size, row.lfs_size, row.refs):
                 await self._store.update(repo_id, size=size.objects, lfs_size=lfs, refs=size.refs)
         for kind, number in (("repo", size.objects + lfs), ("refs", size.refs)):

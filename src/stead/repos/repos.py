@@ -30,7 +30,7 @@ from stead.repos.places import GitCaller, RepoPlaces, Work
 from stead.repos.quotas import LimitsOf, QuotaReservation, RepoQuotas, SupersededRef
 from stead.repos.repository import Repository
 from stead.repos.sizes import RepoSize, measure_repo
-from stead.shares import KeyedLimit
+from stead.shares import KeyedLimit, Reserve, unlimited
 from stead.store.database import Database
 from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import TaskSet, Threads, in_thread
@@ -79,8 +79,10 @@ class Repos:
         self._limits_of = limits_of
         self._users = None if confined is None else GitUsers(confined.uids)
         self.quotas = RepoQuotas(self._store, self._path, limits_of, self._on_measured)
-        self.housekeeping = Housekeeping(git, self.quotas.measure)
-        self.pruning = Pruning(self._store, self.quotas, self.housekeeping.slot, self.repository)
+        self.housekeeping = Housekeeping(git, self._account_of, self.quotas.measure)
+        self.pruning = Pruning(
+            self._store, self.quotas, self.housekeeping.slots, self._account_of, self.repository
+        )
         self._imports = KeyedLimit(
             MAX_IMPORTS, MAX_IMPORTS_PER_ACCOUNT, max_wait=MAX_WAIT, busy=lambda: RepoBusy("imports")
         )
@@ -233,6 +235,10 @@ class Repos:
         staged.rename(path)
         sync_folder(path.parent)
 
+    async def _account_of(self, repo_id: str) -> str | None:
+        row = await self._store.get(repo_id)
+        return None if row is None else row.account
+
     async def get(self, repo_id: str) -> RepoInfo:
         row = await self._store.get(repo_id)
         if row is None:
@@ -253,10 +259,10 @@ class Repos:
         """The contents of an existing repository, for background work."""
         return Repository(repo_id, self._path(repo_id), self.git, self.cat_files)
 
-    def opened(self, info: RepoInfo, user: GitCaller) -> Repository:
-        """The contents of an existing repository, as a caller uses it."""
+    def opened(self, info: RepoInfo, user: GitCaller, reserve: Reserve = unlimited) -> Repository:
+        """The contents of an existing repository, as a caller uses it; `reserve` is asked for memory."""
         holder = self.places.of(info.account, user)
-        return Repository(info.id, self._path(info.id), self.git, self.cat_files, holder)
+        return Repository(info.id, self._path(info.id), self.git, self.cat_files, holder, reserve)
 
     async def list(
         self,
