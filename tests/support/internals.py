@@ -27,6 +27,7 @@ class Internals:
         self.wake = machines._start.wake
         self.capture = machines._fork.capture
         self.eviction = machines._eviction
+        self.disk_watch = machines._disk_watch
         self.deletion = machines._deletion
         self.recovery = machines._recovery
         # Rows

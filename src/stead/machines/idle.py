@@ -131,6 +131,10 @@ class IdleWatch:
                 now, count, row.activity_threshold, busy=live.leases > 0, last_call=live.last_used
             )
             seen[row.id] = activity
+            if live.held is not None:
+                # It would be active if it could.
+                activity.active_at = now
+                continue
             self._running[row.account] += row.memory_mib
             if row.idle_timeout is None:
                 continue

@@ -287,6 +287,7 @@ class Snapshots:
         live = self._engine.processes.running(record.id)
         if live is None:
             raise wrong_state(record, Operation.SNAPSHOT)
+        self._engine.processes.refuse_held(record.id)
         await sync_guest(live)
         record, state = await self._capture.capture(record, live)
         try:

@@ -36,6 +36,8 @@ class SuspendOperation:
             live = self.engine.processes.running(machine_id)
             if live is None:
                 raise wrong_state(record, Operation.SUSPEND)
+            # Its memory would take disk space.
+            self.engine.processes.refuse_held(machine_id)
             await self._save(record, live, None)
 
     async def suspend_if_idle(self, machine_id: str, why: str | None = None) -> None:
@@ -43,7 +45,9 @@ class SuspendOperation:
         async with self.engine.locks.hold(machine_id):
             record = await self.engine.journal.get(machine_id)
             live = self.engine.processes.running(machine_id)
-            if record is None or not isinstance(record.state, Running) or live is None or live.leases:
+            if record is None or not isinstance(record.state, Running) or live is None:
+                return
+            if live.leases or live.held is not None:
                 return
             await self._save(record, live, why or f"idle for {record.properties.idle_timeout} s")
 

@@ -1,19 +1,22 @@
 """What one account may take of a host, and what it loses when there is not enough, on a host in memory."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stead.errors import CapacityExceeded, DiskSpaceExceeded, MachineNotFound, TooBusy
-from stead.limits import HostResources, LimitExceeded, Limits
+from stead.identity.accounts import Accounts
+from stead.limits import UNLIMITED, HostResources, LimitExceeded, Limits
 from stead.machines import Ephemeral, Machine, Machines, Properties, State, Sticky
 from stead.machines.events import Origin, Use
 from stead.machines.idle import RestingVm, suspended_first
 from stead.machines.persistence import Evictable, EvictionScope, eviction_order
 from stead.settings import Size
+from stead.store.repos import RepoRow, RepoStore
+from stead.store.snapshots import SnapshotRow
 from support.engine import SIZE, audit, installation, run, used
 from support.fake_server import FakeServer
 from support.internals import inside
@@ -86,6 +89,48 @@ async def test_accounts_above_their_share_make_room_for_others(server: FakeServe
     left = await ids(server.machines)
     assert {small.id, new.id} <= left and len(left & {each.id for each in large}) == 1
     await audit(server)
+
+
+async def test_repositories_count_in_the_share_of_an_account(server: FakeServer) -> None:
+    """An account that fills the disk by git does not make those with VMs pay for it."""
+    victim = await sleeping(server, BOB, 0, data=50)
+    account = (await Accounts(server.database, UNLIMITED).create("git")).id
+    rows = RepoRow("a", account, None, False, size=1000, lfs_size=1 << 20), RepoRow("b", account, None, False)
+    for row in rows:
+        await RepoStore(server.database).insert(row)
+    usage = await inside(server.machines).eviction.usage.by_account()
+    assert usage[account] == 1000 + (1 << 20) and usage[BOB] > 50
+    fill(server)
+    with pytest.raises(DiskSpaceExceeded):
+        await server.machines.create(Properties(account=CAROL))
+    assert victim.id in await ids(server.machines)
+
+
+async def test_an_account_above_its_share_evicts_only_its_own(server: FakeServer) -> None:
+    await sleeping(server, ALICE, data=60)
+    other = await sleeping(server, BOB, 0, data=50)
+    await sleeping(server, CAROL)
+    fill(server)
+    with pytest.raises(DiskSpaceExceeded):
+        await server.machines.create(Properties(account=ALICE))
+    assert other.id in await ids(server.machines)
+
+
+async def test_an_eviction_lists_vms_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(5):
+        await sleeping(server, ALICE, 0)
+    lists = 0
+    found = server.machines.snapshots.sticky
+
+    async def count() -> Sequence[SnapshotRow]:
+        nonlocal lists
+        lists += 1
+        return await found()
+
+    monkeypatch.setattr(server.machines.snapshots, "sticky", count)
+    fill(server, over=4)
+    await server.machines.create(Properties(account=ALICE))
+    assert len(await ids(server.machines)) == 1 and lists == 1
 
 
 @pytest.mark.parametrize("use", [each for each in Use if each.origin is Origin.STRANGER])

@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -118,7 +117,7 @@ class LfsObjects:
         """The objects that exceed a limit or the quota, alone or with those before them."""
         quota = await self._quotas.peek(self._repository.id)
         room = quota.room
-        free = shutil.disk_usage(self._repository.path).free
+        free = quota.disk_room
         refused: dict[LfsObject, RepoError] = {}
         for wanted in objects:
             size = on_disk(wanted.size)
@@ -165,6 +164,7 @@ class LfsObjects:
         """Store an object as part of a larger write."""
         if not _OID.fullmatch(oid):
             raise LfsObjectNotFound(oid)
+        quota.check_disk()
         descriptor, temporary = await Threads.OBJECTS.run(self._begin)
         hashed = hashlib.sha256()
         size = 0
