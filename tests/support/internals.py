@@ -19,6 +19,7 @@ class Internals:
         self.disks = engine.disks
         self.events = engine.events
         self.slots = engine.slots
+        self.captures = engine.captures
         self.tasks = engine.tasks
         # Operations and background work
         self.pool = machines._pool
