@@ -168,7 +168,8 @@ class Driver:
         self.machines = machines
         # Operations that are held keep what they hold: none of it may be in the way of the others.
         here = inside(machines)
-        here.slots._total = here.slots._per_key = 1000
+        for limit in (here.slots, here.slots.unfinished, here.captures):
+            limit._total = limit._per_key = 1000
         here.slots._release_after = None
         here.journal._allocating = contextlib.nullcontext()  # type: ignore[assignment]
         here.quotas._lock = contextlib.nullcontext()  # type: ignore[assignment]

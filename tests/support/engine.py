@@ -21,8 +21,8 @@ SETTINGS = Settings(default_size=SIZE, pool=0, idle_timeout=None)
 
 
 @contextlib.asynccontextmanager
-async def installation(**changes: Any) -> AsyncIterator[FakeServer]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+async def installation(parent: Path = Path("/dev/shm"), **changes: Any) -> AsyncIterator[FakeServer]:
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
         async with World() as world:
             server = FakeServer(world, SETTINGS.replace(data=Path(folder), **changes))
             await server.start()

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from stead.disk_marks import DiskSpace
 from stead.errors import CapacityExceeded, CheckpointUnusable, DiskSpaceExceeded, HostError
 from stead.guest.agent import Agent
 from stead.host.interface import (
@@ -166,6 +167,9 @@ class FakeHost:
     def has_disk_room(self) -> bool:
         return not self.world.full
 
+    def disk_space(self) -> DiskSpace:
+        return self.world.disk_space()
+
     # Processes
 
     async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
@@ -285,6 +289,8 @@ class FakeVm:
     def __init__(self, host: FakeHost, process: Process) -> None:
         self._host = host
         self._process = process
+        self._held = False
+        self._paused = False
 
     @property
     def process(self) -> ProcessId:
@@ -328,19 +334,39 @@ class FakeVm:
 
     async def pause(self) -> None:
         async with self._order("pause") as process:
-            process.awake.clear()
+            self._pause(process)
 
     async def resume(self) -> None:
         async with self._order("resume") as process:
-            process.awake.set()
+            self._continue(process)
 
     async def resume_if_paused(self) -> None:
         async with self._order("resume_if_paused") as process:
-            process.awake.set()
+            self._continue(process)
 
     async def resume_after_crash(self) -> None:
         async with self._order("resume_after_crash") as process:
+            self._continue(process)
+
+    def _pause(self, process: Process) -> None:
+        self._paused = True
+        process.awake.clear()
+
+    def _continue(self, process: Process) -> None:
+        self._paused = False
+        if not self._held:
             process.awake.set()
+
+    async def hold(self) -> None:
+        async with self._order("hold") as process:
+            self._held = True
+            process.awake.clear()
+
+    async def end_hold(self) -> None:
+        async with self._order("end_hold") as process:
+            self._held = False
+            if not self._paused:
+                process.awake.set()
 
     async def power_down(self) -> None:
         async with self._order("power_down") as process:
@@ -374,7 +400,7 @@ class FakeVm:
         self, size: Size, base: str | None, *, layer: str, to: str
     ) -> tuple[CapturedState, Pause]:
         async with self._order("capture") as process:
-            process.awake.clear()
+            self._pause(process)
         async with self._order("switch") as process:
             state = self._state(size, base)
             if process.layers[0].name != layer:
@@ -386,7 +412,7 @@ class FakeVm:
 
     async def save_and_pause(self, size: Size, base: str | None, checkpoint: str) -> None:
         async with self._order("pause") as process:
-            process.awake.clear()
+            self._pause(process)
         async with self._order("save_and_pause"):
             self._host.world.saved[checkpoint] = self._state(size, base)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from stead.disk_marks import DiskSpace
 from stead.errors import HostError
 from stead.host.interface import Disk, PrivateNetwork, VmSlot, WireGuardTunnel
 from stead.limits import HostResources
@@ -131,7 +132,8 @@ class World:
         self.resources = HostResources(cpus=16, memory_mib=1 << 20, disk_gib=1 << 16)
         self.free_memory = 1 << 40
         self.memory_short = False
-        self.free_disk = 1 << 40
+        self.disk_space = lambda: DiskSpace(1 << 40, 1 << 41)
+        """The file system with the disks of VMs."""
         self.full_at: int | None = None
         """Files and VMs at which the disk is full."""
         self._pids = itertools.count(1000)

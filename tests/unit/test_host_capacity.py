@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from stead.disk_marks import DiskSpace
 from stead.errors import CapacityExceeded
-from stead.host import cgroups, disk_reserve, memory, templates
+from stead.host import cgroups, memory, templates
 from stead.host.cgroups import ControlGroups, Hierarchy
 from stead.host.disk_reserve import DiskReserve
 from stead.host.memory import SealedCopies
@@ -207,28 +208,22 @@ def test_templates_without_a_vm_are_few(tmp_path: Path, monkeypatch: pytest.Monk
 # The reserve
 
 
-class Disk:
-    """A disk of 100 GiB with some free space."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free
-        self.total = 100 << 30
-
-
 def test_the_reserve_is_released_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(10 << 30)
-    monkeypatch.setattr("stead.host.disk_reserve.shutil.disk_usage", lambda _: disk)
-    monkeypatch.setattr(disk_reserve, "_LARGEST", 1 << 20)
+    free = 10 << 20
+    monkeypatch.setattr(
+        "stead.host.disk_reserve.DiskSpace.of", lambda _: DiskSpace(free, 100 << 20), raising=True
+    )
     reserve, file = DiskReserve(tmp_path), tmp_path / "reserve"
     for free, allocated in (
-        (10 << 30, True),
+        (10 << 20, True),
         (1 << 20, True),
         (100 << 10, False),
         # What it gave back is no reason to take it again.
         (1 << 20, False),
-        (10 << 30, True),
+        (2 << 20, False),
+        # As much is left beside it.
+        (3 << 20, True),
     ):
-        disk.free = free
         reserve.adjust()
         assert reserve.allocated is allocated, free
         if allocated:

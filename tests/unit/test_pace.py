@@ -3,6 +3,7 @@
 import pytest
 
 from stead.api.admission import Admission
+from stead.api.answer_memory import AnswerMemory
 from stead.api.calls import STALLED_ANSWER, Call
 from stead.api.pace import MIN_RATE, Pace
 from stead.api.protocol import Connection
@@ -58,7 +59,7 @@ class SlowClient(Connection):
     [(None, 4096, True), (None, 17 << 10, False), (Caller("account"), 4096, False), (Caller("a"), 512, True)],
 )
 async def test_strangers_have_to_take_answers_faster(caller: Caller | None, rate: int, ends: bool) -> None:
-    call = Call({"headers": []}, Admission(100, 100, 100), [])
+    call = Call({"headers": []}, Admission(100, 100, 100), AnswerMemory(), [])
     call.connection, call.caller = SlowClient(), caller
     call.respond(200)
     seconds = range(int(3 * STALLED_ANSWER))

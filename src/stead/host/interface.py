@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Literal, Protocol, TypeVar
 
+from stead.disk_marks import DiskSpace
 from stead.errors import HostError
 from stead.guest.agent import Agent
 from stead.limits import HostResources
@@ -174,6 +175,15 @@ class Vm(Protocol):
     async def resume_if_paused(self) -> None: ...
     async def resume_after_crash(self) -> None:
         """Resume a VM whose capture was interrupted by a crash of the server."""
+
+    async def hold(self) -> None:
+        """Pause the guest until `end_hold`, whatever an operation orders meanwhile.
+
+        Unlike every other order it needs no lock: it stops a guest in the middle of an operation too.
+        """
+
+    async def end_hold(self) -> None:
+        """Let the guest continue, unless an operation has paused it."""
 
     async def end_if_panicked(self) -> bool:
         """End a VM whose guest panicked while the server was not connected; False if it did not."""
@@ -384,6 +394,9 @@ class Host(Protocol):
         """Whether programs wait for memory, or it is about to run out."""
 
     def has_disk_room(self) -> bool: ...
+    def disk_space(self) -> DiskSpace:
+        """The file system with the disks of VMs."""
+
     async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         """Start a VM from the memory of its disk's template: the guest knows a disk of that one's size."""
 

@@ -14,13 +14,13 @@ from typing import Self
 
 from stead import addresses
 from stead.deadlines import scaled
+from stead.disk_marks import DiskSpace
 from stead.errors import CheckpointUnusable, DiskSpaceExceeded, HostError
 from stead.files import (
     allocated,
     exists,
     give_to,
     locked,
-    nearest_existing,
     raise_descriptor_limit,
     remove_folder,
     remove_garbage,
@@ -262,7 +262,10 @@ class LocalHost:
         return is_short()
 
     def has_disk_room(self) -> bool:
-        return shutil.disk_usage(nearest_existing(self.settings.data)).free >= _DISK_FLOOR
+        return self.disk_space().free >= _DISK_FLOOR
+
+    def disk_space(self) -> DiskSpace:
+        return DiskSpace.of(self.settings.data)
 
     @property
     def slots(self) -> range:

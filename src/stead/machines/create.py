@@ -19,7 +19,7 @@ from stead.host.interface import CapturedState, Report, Template
 from stead.logs import get_logger
 from stead.machines.bring_up import CONFIRM_TIMEOUT, BringUp
 from stead.machines.deletion import DeleteOperation
-from stead.machines.engine import Engine
+from stead.machines.engine import MAX_WAIT, RESTORE_DEADLINE, Engine
 from stead.machines.events import EventKind
 from stead.machines.nics import NicRequest, VpcAddresses
 from stead.machines.pool import CANCELLED, Pool
@@ -139,13 +139,17 @@ class CreateOperation:
     # Bringing a guest up
 
     async def _tried_twice(
-        self, record: Record, bring_up: Callable[[Record], Awaitable[BroughtUp]]
+        self,
+        record: Record,
+        bring_up: Callable[[Record], Awaitable[BroughtUp]],
+        *,
+        max_wait: float | None = None,
     ) -> BroughtUp:
         """Bring a new guest up in a restore slot, after a second check of the host's capacity.
 
         Retries once when the guest ends before the create is answered: emulated kernels panic now and then.
         """
-        async with self.engine.slots.hold(record.account):
+        async with self.engine.slots.hold(record.account, max_wait=max_wait):
             self.engine.host.check_capacity()
             try:
                 return await bring_up(record)
@@ -169,15 +173,16 @@ class CreateOperation:
 
         return await self._tried_twice(record, restore)
 
-    async def from_state(self, record: Record, state: CapturedState, why: str) -> Record:
-        """Bring up a VM with the captured memory of another one."""
+    async def from_state(self, record: Record, state: CapturedState, why: str, siblings: int = 0) -> Record:
+        """Bring up a VM with the captured memory of another one, in turn with `siblings` others."""
+        max_wait = MAX_WAIT + siblings * RESTORE_DEADLINE
 
         async def restore(record: Record) -> BroughtUp:
             template = self.engine.disks.template_of(record)
             record = await self.bring_up.make_disk(record)
             return BroughtUp(*await self.bring_up.restore_state(record, template, state, new_keys=True))
 
-        return await self._finish(record, self._tried_twice(record, restore), why)
+        return await self._finish(record, self._tried_twice(record, restore, max_wait=max_wait), why)
 
     async def _from_snapshot(self, record: Record, snapshot: SnapshotRow, same_size: bool) -> BroughtUp:
         async def bring_up(record: Record) -> BroughtUp:

@@ -112,10 +112,12 @@ class StartOperation:
             live = self.engine.processes.running(machine_id)
         if live is None:
             raise GuestUnreachable(f"VM {machine_id} has just ended")
+        self.engine.processes.refuse_held(machine_id)
         return live
 
     async def ensure_up(self, machine_id: str, use: Use, operation: Operation = Operation.USE) -> None:
         """Wait for the operation under way, then wake or start the VM if this operation needs it."""
+        self.engine.processes.refuse_held(machine_id)
         if self.engine.processes.running(machine_id) is not None:
             return
         if await self.engine.locks.verdict(machine_id, operation) is Verdict.WAKE:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from stead.disk_marks import writable
 from stead.errors import HostError
 from stead.files import exists, sync_folder, write_atomically
 from stead.identity.identities import Page
@@ -19,7 +20,7 @@ from stead.logs import get_logger
 from stead.names import check_name
 from stead.processes import ProcessId, end_of
 from stead.repos.confinement import Confinement
-from stead.repos.errors import RepoBusy, RepoLimitExceeded, RepoNotFound
+from stead.repos.errors import DiskFull, RepoBusy, RepoLimitExceeded, RepoNotFound
 from stead.repos.git import SETTINGS, Git
 from stead.repos.git_users import GitUsers, OwnedFolder
 from stead.repos.maintenance.housekeeping import ORPHANS_GRACE, Housekeeping, remove_stale_files
@@ -78,7 +79,7 @@ class Repos:
         self._folder = folder
         self._limits_of = limits_of
         self._users = None if confined is None else GitUsers(confined.uids)
-        self.quotas = RepoQuotas(self._store, self._path, limits_of, self._on_measured)
+        self.quotas = RepoQuotas(self._store, self._path, limits_of, self._on_measured, folder)
         self.housekeeping = Housekeeping(git, self._account_of, self.quotas.measure)
         self.pruning = Pruning(
             self._store, self.quotas, self.housekeeping.slots, self._account_of, self.repository
@@ -166,6 +167,8 @@ class Repos:
         check_name(name, MAX_NAME)
         branch = check_branch(default_branch or DEFAULT_BRANCH)
         await self._check_room(account)
+        if not writable(self._folder):
+            raise DiskFull
         repo_id = repo_id or str(uuid.uuid4())
         staged = self._folder / "new" / repo_id
         async with contextlib.AsyncExitStack() as stack:

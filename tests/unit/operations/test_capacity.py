@@ -1,7 +1,8 @@
 """What one account may take of a host, and what it loses when there is not enough, on a host in memory."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,14 +11,20 @@ from hypothesis import strategies as st
 
 from stead.errors import CapacityExceeded, DiskSpaceExceeded, MachineNotFound, TooBusy
 from stead.host.interface import Report
-from stead.limits import HostResources, LimitExceeded, Limits
+from stead.identity.accounts import Accounts
+from stead.limits import UNLIMITED, HostResources, LimitExceeded, Limits
 from stead.machines import Ephemeral, Machine, Machines, Properties, State, Sticky
 from stead.machines.events import Origin, Use
 from stead.machines.idle import RestingVm, suspended_first
 from stead.machines.persistence import Evictable, EvictionScope, eviction_order
 from stead.machines.records import Record
 from stead.settings import Size
+from stead.shares import KeyedLimit
+from stead.store.repos import RepoRow, RepoStore
+from stead.store.snapshots import SnapshotRow
+from stead.tasks import Threads, cancel_and_wait
 from support.engine import SIZE, audit, installation, run, used
+from support.fake_host import FakeVm
 from support.fake_server import FakeServer
 from support.fake_world import FakeTemplate
 from support.internals import inside
@@ -93,6 +100,48 @@ async def test_accounts_above_their_share_make_room_for_others(server: FakeServe
     left = await ids(server.machines)
     assert {small.id, new.id} <= left and len(left & {each.id for each in large}) == 1
     await audit(server)
+
+
+async def test_repositories_count_in_the_share_of_an_account(server: FakeServer) -> None:
+    """An account that fills the disk by git does not make those with VMs pay for it."""
+    victim = await sleeping(server, BOB, 0, data=50)
+    account = (await Accounts(server.database, UNLIMITED).create("git")).id
+    rows = RepoRow("a", account, None, False, size=1000, lfs_size=1 << 20), RepoRow("b", account, None, False)
+    for row in rows:
+        await RepoStore(server.database).insert(row)
+    usage = await inside(server.machines).eviction.usage.by_account()
+    assert usage[account] == 1000 + (1 << 20) and usage[BOB] > 50
+    fill(server)
+    with pytest.raises(DiskSpaceExceeded):
+        await server.machines.create(Properties(account=CAROL))
+    assert victim.id in await ids(server.machines)
+
+
+async def test_an_account_above_its_share_evicts_only_its_own(server: FakeServer) -> None:
+    await sleeping(server, ALICE, data=60)
+    other = await sleeping(server, BOB, 0, data=50)
+    await sleeping(server, CAROL)
+    fill(server)
+    with pytest.raises(DiskSpaceExceeded):
+        await server.machines.create(Properties(account=ALICE))
+    assert other.id in await ids(server.machines)
+
+
+async def test_an_eviction_lists_vms_once(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(5):
+        await sleeping(server, ALICE, 0)
+    lists = 0
+    found = server.machines.snapshots.sticky
+
+    async def count() -> Sequence[SnapshotRow]:
+        nonlocal lists
+        lists += 1
+        return await found()
+
+    monkeypatch.setattr(server.machines.snapshots, "sticky", count)
+    fill(server, over=4)
+    await server.machines.create(Properties(account=ALICE))
+    assert len(await ids(server.machines)) == 1 and lists == 1
 
 
 @pytest.mark.parametrize("state", [State.STOPPED, State.SUSPENDED])
@@ -242,6 +291,147 @@ async def test_a_resize_that_a_limit_refuses_does_not_wake_its_vm(server: FakeSe
     with pytest.raises(LimitExceeded):
         await machine.resize(disk_gib=40)
     assert (await machine.info()).state is State.SUSPENDED
+
+
+# Restores and captures
+
+
+class SlowCaptures:
+    """Captures of one account keep a thread busy until they are let go."""
+
+    def __init__(self, server: FakeServer, account: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.running = 0
+        self.most = 0
+        self.go_on = threading.Event()
+        capture, save = FakeVm.capture, FakeVm.save_and_pause
+
+        async def wait(vm: FakeVm) -> None:
+            if vm._process.vm_slot.account == account:
+                self.running += 1
+                self.most = max(self.most, self.running)
+            await Threads.COPIES.run(
+                lambda: vm._process.vm_slot.account != account or self.go_on.wait(60),
+            )
+            if vm._process.vm_slot.account == account:
+                self.running -= 1
+
+        async def slow_capture(vm: FakeVm, *args: Any, **options: Any) -> Any:
+            await wait(vm)
+            return await capture(vm, *args, **options)
+
+        async def slow_save(vm: FakeVm, *args: Any, **options: Any) -> Any:
+            await wait(vm)
+            return await save(vm, *args, **options)
+
+        monkeypatch.setattr(FakeVm, "capture", slow_capture)
+        monkeypatch.setattr(FakeVm, "save_and_pause", slow_save)
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "suspend", "fork"])
+async def test_captures_of_one_account_do_not_delay_those_of_another(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    work: dict[str, Callable[[Machine], Awaitable[object]]] = {
+        "snapshot": Machine.snapshot,
+        "suspend": Machine.suspend,
+        "fork": Machine.fork,
+    }
+    ours = [await used(server, account=ALICE) for _ in range(20)]
+    theirs = await used(server, account=BOB)
+    captures = SlowCaptures(server, ALICE, monkeypatch)
+    share = inside(server.machines).captures._per_key
+    assert share is not None and 2 * share <= (inside(server.machines).captures._total or 0)
+    flood = [asyncio.ensure_future(work[kind](machine)) for machine in ours]
+    try:
+        await until(lambda: captures.running == share, 60)
+        async with asyncio.timeout(30):
+            await theirs.snapshot()
+            await theirs.suspend()
+            await theirs.start()
+        assert captures.most == share and not any(each.done() for each in flood)
+    finally:
+        captures.go_on.set()
+    await asyncio.gather(*flood)
+    assert captures.most == share
+    await audit(server)
+
+
+async def test_an_idle_suspend_that_waits_for_its_turn_has_no_lock(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, idle = await used(server, account=ALICE), await used(server, account=ALICE)
+    captures = inside(server.machines).captures
+    captures._per_key = 1
+    slow = SlowCaptures(server, ALICE, monkeypatch)
+    flood = asyncio.ensure_future(busy.snapshot())
+    await until(lambda: slow.running == 1, 60)
+    waiting = asyncio.ensure_future(inside(server.machines).suspend.suspend_if_idle(idle.id))
+    await until(lambda: captures.waiting == 1, 60)
+    async with asyncio.timeout(30):
+        await idle.stop()
+    slow.go_on.set()
+    await asyncio.gather(flood, waiting)
+    assert (await idle.info()).state is State.STOPPED
+    await audit(server)
+
+
+@pytest.mark.parametrize("full", ["slots", "unfinished", "captures"])
+async def test_a_call_waits_for_a_place_for_some_time_only(server: FakeServer, full: str) -> None:
+    machine = await used(server, account=ALICE)
+    slots = inside(server.machines).slots
+    limit = {"slots": slots, "unfinished": slots.unfinished, "captures": inside(server.machines).captures}[
+        full
+    ]
+    limit._total, limit._max_wait = 1, 0.05
+    slots._max_wait = 0.05
+    if full == "captures":
+        async with limit.hold("other"):
+            for refused in (machine.snapshot, machine.suspend, machine.fork):
+                with pytest.raises(TooBusy, match="wait to be captured"):
+                    await refused()
+    else:
+        await machine.stop()
+        async with KeyedLimit.hold(limit, "other"):
+            with pytest.raises(TooBusy, match="wait to be started"):
+                await machine.start()
+            assert (await machine.info()).state is State.STOPPED
+        await machine.start()
+    assert await run(machine, "read file") == "saved"
+    await audit(server)
+
+
+async def test_a_resize_takes_a_slot_before_it_stops_the_vm(server: FakeServer) -> None:
+    machine = await used(server, account=ALICE)
+    slots = inside(server.machines).slots
+    slots._total, slots._max_wait = 1, 0.05
+    async with slots.hold("other"):
+        with pytest.raises(TooBusy):
+            await machine.resize(memory_mib=1024)
+        assert (await machine.info()).state is State.RUNNING
+        assert await run(machine, "recall program") == "running"
+    await machine.resize(memory_mib=1024)
+    assert (await machine.info()).size.memory_mib == 1024
+
+
+async def test_restores_that_do_not_end_are_bounded_by_account(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot is released after some seconds, and its restore goes on."""
+    await server.machines.template()
+    slots = inside(server.machines).slots
+    slots._release_after = 0.01
+    slots.unfinished._per_key = 3
+
+    async def never(_: object) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(server.world, "dial", never)
+    stuck = [asyncio.create_task(server.machines.create(Properties(account=ALICE))) for _ in range(8)]
+    await until(lambda: slots.unfinished.waiting == 5, 60)
+    await until(lambda: slots.used == 0, 60)
+    assert slots.unfinished.held_by(ALICE) == 3
+    await cancel_and_wait(*stuck)
+    assert slots.unfinished.used == 0
 
 
 # Templates
