@@ -21,8 +21,8 @@ from stead.tasks import TaskSet, in_thread
 
 _FASTEST = 2 << 30
 """Bytes that VMs write in a second on a fast disk: between two checks none of the marks is skipped."""
-_LONGEST = 2.0
-_SHORTEST = 0.1
+_MOST_DELAY = 2.0
+_LEAST_DELAY = 0.1
 _MEASURING = 10
 """A check waits so many times as long as the measurement of usage took: it may walk thousands of files."""
 _ANSWER = 1.0
@@ -46,11 +46,11 @@ class DiskWatch:
         self._before: DiskObservation | None = None
         self._changing: set[str] = set()
         """VMs that are being paused or continued."""
-        self._delay = _SHORTEST
+        self._delay = _LEAST_DELAY
         self._tasks = TaskSet()
 
     def start(self) -> None:
-        work = repeat("disk check", self.check, _LONGEST, at_once=True, sleep=self._rest)
+        work = repeat("disk check", self.check, _MOST_DELAY, at_once=True, sleep=self._rest)
         self._tasks.start(work, "disk check")
 
     async def close(self) -> None:
@@ -153,4 +153,4 @@ def _reason(cause: PauseCause, used: int) -> str:
 def _until_next_mark(free: int, marks: DiskMarks) -> float:
     """Seconds in which even fast writers do not get from `free` to the next lower mark."""
     below = max(mark for mark in (marks.low, marks.critical, 0) if mark <= free)
-    return min(_LONGEST, max(_SHORTEST, (free - below) / _FASTEST))
+    return min(_MOST_DELAY, max(_LEAST_DELAY, (free - below) / _FASTEST))
