@@ -30,6 +30,8 @@ SHARED = {
     "deadlines",
     "shares",
     "supervision",
+    "landlock",
+    "launcher",
 }
 """Modules that every package of the server may import."""
 
