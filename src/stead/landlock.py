@@ -26,6 +26,9 @@ PROGRAMS = tuple(
     for name in ("usr", "lib", "lib32", "lib64", "libx32", "bin", "sbin", "nix", "gnu", "etc/ld.so.cache")
 )
 """Programs and their libraries."""
+NULL = Path("/dev/null")
+RANDOM = (Path("/dev/urandom"), Path("/dev/random"))
+USERS = (Path("/etc/passwd"), Path("/etc/group"), Path("/etc/nsswitch.conf"))
 CERTIFICATES = tuple(
     Path("/etc", name) for name in ("ssl", "ca-certificates", "pki", "pkcs11", "gnutls", "crypto-policies")
 )
@@ -54,7 +57,7 @@ class FileAccess:
     run: Iterable[Path] = PROGRAMS
     """These may also be read."""
     read: Iterable[Path] = ()
-    change: Iterable[Path] = ()
+    change: Iterable[Path] = (NULL,)
     """These may also be read, but not run."""
 
     def rules(self, version: int) -> Iterator[str]:

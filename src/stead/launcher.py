@@ -82,6 +82,8 @@ class Launch:
     """Limit of the size of a file, in bytes."""
     rules: Sequence[str] = ()
     """Of Landlock; see `FileAccess.rules`."""
+    system_calls: bytes = b""
+    """A seccomp filter, as BPF."""
 
     @property
     def arguments(self) -> list[str]:
@@ -106,4 +108,5 @@ class Launch:
             *(["quiet"] if self.quiet else []),
             *(f"limit={which}:{most}" for which, most in limits if most is not None),
             *self.rules,
+            *([f"seccomp={self.system_calls.hex()}"] if self.system_calls else []),
         ]

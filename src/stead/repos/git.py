@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stead import tasks
 from stead.errors import HostError
-from stead.landlock import CERTIFICATES, NAMES, PROGRAMS, FileAccess
+from stead.landlock import CERTIFICATES, NAMES, NULL, PROGRAMS, RANDOM, FileAccess
 from stead.launcher import Launch
 from stead.logs import get_logger
 from stead.processes import EXPENDABLE, ProcessId, command_lines, environments, kill, set_oom_score
@@ -36,8 +36,6 @@ _REF_WRITERS = {"receive-pack", "update-ref", "symbolic-ref", "pack-refs"}
 _OPTIONS_WITH_VALUE = {"-c", "-C", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}
 """Global git options whose value may be the next argument."""
 _WRAPPERS = {"nsenter", "setpriv", "prlimit", "perl"}
-_RANDOM = (Path("/dev/urandom"), Path("/dev/random"))
-_NULL = Path("/dev/null")
 _MAX_POOLS = 16
 """Pools of launchers: one of each kind for the eight users whose repositories were used last."""
 _FULL_BELOW = 1 << 20
@@ -319,10 +317,10 @@ class Git:
         """What git may do with files: it changes its repository, and reads programs and its configuration."""
         if self._confined is None:
             return ()
-        read = [self._config, *_RANDOM, *([] if folder is None else [folder])]
+        read = [self._config, *RANDOM, *([] if folder is None else [folder])]
         if network:
             read += [*CERTIFICATES, *NAMES]
-        change = [_NULL, *([] if repo is None else [repo])]
+        change = [NULL, *([] if repo is None else [repo])]
         return tuple(FileAccess(PROGRAMS, read, change).rules(self._confined.landlock))
 
     def _confine(self, uid: int, lasting: bool, *, network: bool = False) -> list[str]:
