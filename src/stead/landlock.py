@@ -61,12 +61,15 @@ class FileAccess:
     """These may also be read, but not run."""
 
     def rules(self, version: int) -> Iterator[str]:
-        """The rules for a version, as options of the launcher; none for version 0."""
-        if not version:
-            return
-        known = _RIGHTS_OF_VERSION[version]
-        yield f"landlock={known}"
+        """All rules for a version, as options of the launcher; none for version 0."""
+        if version:
+            yield f"landlock={_RIGHTS_OF_VERSION[version]}"
+            yield from self.allowed(version)
+
+    def allowed(self, version: int) -> Iterator[str]:
+        """What is allowed, in addition to rules before."""
+        known = _RIGHTS_OF_VERSION.get(version, 0)
         for rights, paths in ((_RUN, self.run), (_READ, self.read), (_CHANGE, self.change)):
             allowed = rights & known
-            for path in paths:
+            for path in paths if known else ():
                 yield f"allow={allowed}:{allowed & _OF_FILES}:{path}"

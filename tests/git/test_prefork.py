@@ -119,7 +119,7 @@ async def test_nul_cannot_add_words_to_an_order(launchers: PreforkPool) -> None:
 async def test_launcher_that_is_cut_off_in_its_order_runs_nothing(launchers: PreforkPool) -> None:
     process = launchers._ready.popleft()
     assert process.stdin is not None
-    order = Launch(["echo", "ran"]).order
+    order = Launch(["echo", "ran"]).order()
     assert await ended(process, order[:-1]) == (1, b"", b"")
 
 

@@ -24,7 +24,6 @@ from stead.files import give_tree_to
 from stead.host.cgroups import Hierarchy
 from stead.host.commands import run
 from stead.host.git_groups import GitGroups
-from stead.landlock import FileAccess
 from stead.launcher import Launch
 from stead.processes import command_lines, environments
 from stead.repos.committing import Change, commit
@@ -501,14 +500,11 @@ async def test_git_without_landlock_works_as_before(open_folder: Path) -> None:
         assert printed == b"seen\n"
 
 
-async def test_git_does_not_start_if_its_files_cannot_be_limited(
-    open_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_hosting(open_folder, UIDS) as hosting:
-        repository = await _of(hosting, hosting.ours)
-        # Rights that no kernel knows.
-        monkeypatch.setattr(FileAccess, "rules", lambda *_: ["landlock=18446744073709551615"])
-        refused = await repository.finish("version")
+async def test_git_does_not_start_if_its_files_cannot_be_limited(confined: RepoHosting) -> None:
+    repository = await _of(confined, confined.ours)
+    # Rights that no kernel knows.
+    confined.repos.git._common_rules = ("landlock=18446744073709551615",)
+    refused = await repository.finish("version")
     assert (refused.status, refused.stdout) == (127, b"")
     assert "cannot make a Landlock ruleset" in refused.stderr
 
@@ -640,7 +636,7 @@ while True:
 def test_a_folder_that_is_swapped_for_a_link_gives_no_file_of_others_away(foreign: Path) -> None:
     tree = foreign.parent / "tree"
     (tree / "link").symlink_to(foreign)
-    program = [sys.executable, "-c", SWAP, tree / "inner", tree / "link"]
+    program = [sys.executable, "-c", SWAP, str(tree / "inner"), str(tree / "link")]
     with subprocess.Popen(program, stdout=subprocess.PIPE) as swapping:
         try:
             assert swapping.stdout is not None and swapping.stdout.readline()

@@ -1,5 +1,6 @@
 """Landlock and the launcher that applies it, with real processes of this kernel."""
 
+import os
 import struct
 import subprocess
 import sys
@@ -123,11 +124,11 @@ def test_a_file_system_without_leases_is_reported_once(
     settings = Settings(data=tmp_path)
     assert examination.leases(settings).status == "ok"
     disks._report_no_leases.cache_clear()
-    folder = disks.os.open(tmp_path, disks.os.O_RDONLY)
+    folder = os.open(tmp_path, os.O_RDONLY)
     try:
         assert [disks.has_writers(folder) for _ in range(2)] == [False, False]
     finally:
-        disks.os.close(folder)
+        os.close(folder)
     assert sum("no leases" in record.getMessage() for record in caplog.records) == 1
     monkeypatch.setattr(disks, "knows_writers", lambda _: False)
     finding = examination.leases(settings)

@@ -262,6 +262,9 @@ class Git:
         self._config = config
         self._confined = confined
         self._network = EmptyNetwork.open() if confined is not None else None
+        self._landlock = 0 if confined is None else confined.landlock
+        common = FileAccess(PROGRAMS, [config, *RANDOM], [NULL])
+        self._common_rules = tuple(common.rules(self._landlock))
         self._launchers: dict[tuple[int, bool], PreforkPool] = {}
         """By user, and whether processes outlive the server; the order is that of their last use."""
         self._closing = tasks.TaskSet()
@@ -315,13 +318,11 @@ class Git:
 
     def _rules(self, repo: Path | None, folder: Path | None, *, network: bool) -> Sequence[str]:
         """What git may do with files: it changes its repository, and reads programs and its configuration."""
-        if self._confined is None:
-            return ()
-        read = [self._config, *RANDOM, *([] if folder is None else [folder])]
+        read = [] if folder is None else [folder]
         if network:
             read += [*CERTIFICATES, *NAMES]
-        change = [NULL, *([] if repo is None else [repo])]
-        return tuple(FileAccess(PROGRAMS, read, change).rules(self._confined.landlock))
+        own = FileAccess((), read, [] if repo is None else [repo])
+        return [*self._common_rules, *own.allowed(self._landlock)]
 
     def _confine(self, uid: int, lasting: bool, *, network: bool = False) -> list[str]:
         """The command prefix that leaves the host's network, unless `network`, and switches to a user.
@@ -354,7 +355,9 @@ class Git:
     def _launchers_of(self, uid: int, lasting: bool) -> PreforkPool:
         pool = self._launchers.pop((uid, lasting), None)
         if pool is None:
-            pool = PreforkPool(lambda: self._confine(uid, lasting), self.environment(None), _PIPE)
+            pool = PreforkPool(
+                lambda: self._confine(uid, lasting), self.environment(None), _PIPE, self._common_rules
+            )
         self._launchers[uid, lasting] = pool
         if len(self._launchers) > _MAX_POOLS:
             oldest = self._launchers.pop(next(iter(self._launchers)))

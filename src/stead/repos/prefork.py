@@ -10,7 +10,7 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from stead.launcher import WAITING, Launch
+from stead.launcher import Launch, waiting
 from stead.processes import EXPENDABLE, set_oom_score
 from stead.tasks import cancel_and_wait
 
@@ -23,9 +23,17 @@ class PreforkPool:
     """A pool of launcher processes; they exit when their stdin pipe is closed."""
 
     def __init__(
-        self, confine: Callable[[], Sequence[str]], environment: Mapping[str, str], limit: int
+        self,
+        confine: Callable[[], Sequence[str]],
+        environment: Mapping[str, str],
+        limit: int,
+        options: Sequence[str] = (),
     ) -> None:
-        """`confine` returns the command prefix that switches to the user."""
+        """`confine` returns the command prefix that switches to the user.
+
+        Launchers obey `options` ahead of time, and leave them out later.
+        """
+        self._options = options
         self._confine = confine
         self._environment = environment
         self._limit = limit
@@ -34,7 +42,7 @@ class PreforkPool:
 
     def launch(self, launch: Launch) -> Process | None:
         """A launcher that becomes this program; None if none is ready."""
-        order = launch.order
+        order = launch.order(self._options)
         self._refill()
         while self._ready:
             process = self._ready.popleft()
@@ -55,7 +63,7 @@ class PreforkPool:
             while len(self._ready) < READY:
                 process = await asyncio.create_subprocess_exec(
                     *self._confine(),
-                    *WAITING,
+                    *waiting(self._options),
                     stdin=PIPE,
                     stdout=PIPE,
                     stderr=PIPE,
