@@ -306,7 +306,7 @@ async def test_a_program_is_in_the_group_of_its_vm_from_its_first_instruction_on
         assert lines[-1] == "read: "
 
 
-async def test_a_program_that_cannot_enter_the_group_of_its_vm_does_not_run(attack: Attack) -> None:
+async def test_a_vm_without_limits_is_refused_where_the_host_has_them(attack: Attack) -> None:
     hierarchy = cgroups.detect()
     if hierarchy.version != 1 or "memory" not in hierarchy.controllers:
         pytest.skip("this host has no control groups of version 1")
