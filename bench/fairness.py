@@ -1,14 +1,16 @@
 """What one account can take from another: B's calls while A does its worst, beside B's calls alone.
 
 For each load B is measured alone, under the load and alone again, in turns through all calls. A ratio is the
-figure under the load divided by the mean of the two without it. A call that is lost, refused or answered
-wrongly counts as the longest time that a call may take. Runs as root.
+figure under the load divided by the mean of the two without it: `LOAD.CALL.p50_ratio`, `LOAD.CALL.p99_ratio`;
+`n` is the number of calls under the load. A call that is lost, refused or answered wrongly counts as the
+longest time that a call may take. `bars_met` needs every load and every call (`complete`). Runs as root.
 """
 
 import argparse
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import ssl
 import subprocess
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from hostile_loads import LOADS, SILENT_RESOLVER, Scene
 from measuring import (
     Figure,
@@ -36,11 +39,12 @@ from measuring import (
     since,
 )
 from terminals import SHELL, SHELL_SCRIPT
-from victim_calls import LIMIT, PAGE_PORT, SHARES, WITH_VMS, Calls, Victim, http
+from victim_calls import LIMIT, PAGE_PORT, WEIGHTS, WITH_VMS, Calls, Victim, http
 
 from git import git, make
 from stead import AsyncStead
 from stead.host.authority import Authority
+from stead.host.resources import measure as resources
 from stead.identity.accounts import Accounts
 from stead.installation import open_machines
 from stead.sdk import AsyncVm
@@ -50,16 +54,23 @@ from stead.store.installation_id import open_database_of
 BARS = {"p50": 2.0, "p99": 5.0}
 HEALTH_BAR = 100.0
 """Milliseconds of /healthz."""
-_PHASE = 90.0
+_PHASE, _SHORTEST_PHASE = 55.0, 15.0
 """Seconds after which the rest of the samples of a phase is left out; each call has at least one."""
+_OVERHEAD = 10.0
+"""Seconds for the begin of a load, or to settle down after it, when the time of phases is planned."""
+_WARM_UP = 3
+"""Rounds of calls that are not counted."""
 _ROUND = 0.4
 """Seconds from one round of calls to the next, at least: refusals come at once, and a load lasts longer."""
-_BEGIN = 300.0
+_BEGIN, _END = 240.0, 90.0
+"""Seconds in which the process of a load must begin, and end."""
 _CALM = 3
 """Seconds in a row in which /healthz must be fast before B is measured alone again."""
 _ATTEMPTS = 3
 _HEALTH_EVERY = 0.1
 _DISK_GIB = 4
+_VMS = 2
+"""VMs that A has beside those that its loads make."""
 _PAGE = (
     "import http.server\n"
     "class Page(http.server.BaseHTTPRequestHandler):\n"
@@ -94,7 +105,8 @@ def ratios(before: Phase, during: Phase, after: Phase) -> dict[str, Any]:
                 f"{part}_alone_ms": round(base, 2),
             }
         lost = len(during.lost.get(call, [])) + len(after.lost.get(call, []))
-        results[call] |= {"n": found["n"], "lost": lost}
+        counted = min(each["n"] for each in alone)
+        results[call] |= {"n": found["n"], "n_alone": counted, "lost": lost}
     return results
 
 
@@ -106,51 +118,93 @@ def health_of(phase: Phase) -> dict[str, float | int]:
 
 def summary(loads: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The worst of all pairs of a load and a call, and whether the bars are met."""
-    pairs = [each for load in loads.values() for each in load["calls"].values()]
+    pairs = [load[call] for load in loads.values() for call in WEIGHTS if call in load]
     results: dict[str, Any] = {
         f"worst_{part}_ratio": max((pair[f"{part}_ratio"] for pair in pairs), default=0.0) for part in BARS
     }
     health = [load["healthz_ms"] for load in loads.values()]
     results["healthz_max_ms"] = max((each["max"] for each in health), default=0.0)
     results["lost"] = sum(pair["lost"] for pair in pairs) + sum(each["lost"] for each in health)
-    results["bars_met"] = bool(loads) and (
-        all(results[f"worst_{part}_ratio"] <= bar for part, bar in BARS.items())
+    results["complete"] = set(loads) == set(LOADS) and len(pairs) == len(LOADS) * len(WEIGHTS)
+    results["bars_met"] = (
+        results["complete"]
+        and all(results[f"worst_{part}_ratio"] <= bar for part, bar in BARS.items())
         and results["healthz_max_ms"] < HEALTH_BAR
         and results["lost"] == 0
     )
     return results
 
 
+def times_in_round(weight: float, rounds: int, number: int) -> int:
+    """How often a call is made in a round: `weight` times on average, and at least once in the first."""
+    count = max(1, round(weight * rounds))
+    return -(-count * (number + 1) // rounds) + (-count * number // rounds)
+
+
 class NotBegun(Exception):
-    """A load that the server did not get, so that nothing can be said about it."""
+    """A load that the server did not get, or not to its end, so that nothing can be said about it."""
+
+
+class Budget:
+    """Shares the time that is left among the phases that are left."""
+
+    def __init__(self, minutes: float) -> None:
+        self._started = time.monotonic()
+        self._end = self._started + minutes * 60
+        self.phases = 1
+
+    @property
+    def elapsed(self) -> float:
+        """Minutes since the start."""
+        return (time.monotonic() - self._started) / 60
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._end
+
+    def phase(self) -> float:
+        """Seconds of the next phase."""
+        each = (self._end - time.monotonic()) / max(1, self.phases) - _OVERHEAD
+        self.phases -= 1
+        return min(_PHASE, max(_SHORTEST_PHASE, each))
 
 
 class Bench:
     """A server with the two accounts, and the phases of the measurement."""
 
-    def __init__(self, victim: Victim, scene: Scene, calls: Sequence[str], samples: int) -> None:
+    def __init__(
+        self, victim: Victim, scene: Scene, calls: Sequence[str], rounds: int, budget: Budget
+    ) -> None:
         self._victim = victim
         self._scene = scene
         self._calls = calls
-        self._samples = samples
+        self._rounds = rounds
+        self._budget = budget
 
-    async def phase(self) -> Phase:
+    async def warm_up(self) -> None:
+        """The first calls of a server take longer: without them the figures of B alone would be worse."""
+        self._progress("calls that are not counted")
+        self._budget.phases += 1
+        await self.phase(_WARM_UP)
+
+    async def phase(self, rounds: int | None = None) -> Phase:
         """All calls in turns, with /healthz beside them."""
+        rounds = rounds or self._rounds
         phase = Phase(times={call: [] for call in self._calls})
         watching = asyncio.create_task(self._watch_health(phase))
         calls = Calls(self._victim)
         try:
-            end = time.monotonic() + _PHASE
-            wanted = {call: max(1, round(self._samples * SHARES[call])) for call in self._calls}
-            for number in range(self._samples):
+            end = time.monotonic() + self._budget.phase()
+            for number in range(rounds):
                 following = time.monotonic() + _ROUND
-                for call, count in wanted.items():
-                    # Spread the fewer samples of slow calls over the whole phase.
-                    if number * count // self._samples == (number - 1) * count // self._samples and number:
-                        continue
-                    if number and time.monotonic() > end:
-                        return phase
-                    await self._sample(phase, call, getattr(calls, call))
+                for call in self._calls:
+                    # Slow calls are not in every round, but over the whole phase.
+                    for _ in range(times_in_round(WEIGHTS[call], rounds, number)):
+                        if phase.times[call] and time.monotonic() > end:
+                            break
+                        await self._sample(phase, call, getattr(calls, call))
+                if time.monotonic() > end:
+                    break
                 await asyncio.sleep(max(0.0, following - time.monotonic()))
             return phase
         finally:
@@ -167,15 +221,20 @@ class Bench:
             phase.lost.setdefault(name, []).append(f"{type(error).__name__}: {error}"[:300])
 
     async def _watch_health(self, phase: Phase) -> None:
-        while True:
-            start = time.perf_counter()
-            try:
-                async with asyncio.timeout(LIMIT):
-                    await http(self._victim.served, "GET", "/healthz")
-            except (OSError, RuntimeError, TimeoutError):
-                phase.unhealthy += 1
-            phase.health.append(since(start))
-            await asyncio.sleep(_HEALTH_EVERY)
+        """In turns through the edge and at the plain port."""
+        async with self._victim.client() as client:
+            for number in itertools.count():
+                start = time.perf_counter()
+                try:
+                    async with asyncio.timeout(LIMIT):
+                        if number % 2:
+                            await http(self._victim.served, "GET", "/healthz")
+                        else:
+                            await self._victim.ask(client, "GET", "/healthz")
+                except (OSError, RuntimeError, TimeoutError, httpx2.HTTPError):
+                    phase.unhealthy += 1
+                phase.health.append(since(start))
+                await asyncio.sleep(_HEALTH_EVERY)
 
     @contextlib.asynccontextmanager
     async def loaded(self, name: str) -> AsyncIterator[dict[str, int]]:
@@ -198,11 +257,13 @@ class Bench:
             if begun != b"begun\n":
                 raise NotBegun("its process has ended")
             yield outcomes
+            if process.returncode is not None:
+                raise NotBegun("its process has ended while B was measured")
         finally:
             if process.returncode is None:
                 process.terminate()
             with contextlib.suppress(TimeoutError, ValueError):
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(_END):
                     outcomes.update(json.loads(await process.stdout.readline() or b"{}"))
             if process.returncode is None:
                 process.kill()
@@ -212,9 +273,9 @@ class Bench:
         """B without a load. What a load left behind may last for a while, so lost calls are tried again."""
         for attempt in range(_ATTEMPTS):
             await self._settled()
-            say("B alone")
+            self._progress("B alone")
             phase = await self.phase()
-            if not phase.lost:
+            if not phase.lost or self._budget.is_over:
                 break
             say(f"lost without a load, attempt {attempt + 1} of {_ATTEMPTS}: {phase.lost}")
         return phase
@@ -233,28 +294,40 @@ class Bench:
             if calm >= _CALM:
                 return
 
+    def _progress(self, words: str) -> None:
+        say(f"{self._budget.elapsed:.1f} min: {words}")
+
     async def measure(self, loads: Sequence[str], left_out: dict[str, str]) -> dict[str, dict[str, Any]]:
         """The figures of each load. One that does not begin is left out, with the reason."""
         results: dict[str, dict[str, Any]] = {}
+        self._budget.phases = 2 * len(loads) + 1
+        await self.warm_up()
         before = await self.alone()
-        for name in loads:
-            say(f"B while A does its worst: {name}")
+        for number, name in enumerate(loads):
+            if self._budget.is_over:
+                left_out[name] = "the time was over (--minutes)"
+                self._progress(f"{name} is left out: {left_out[name]}")
+                continue
+            # Attempts that were repeated do not count.
+            self._budget.phases = 2 * (len(loads) - number)
+            self._progress(f"load {number + 1} of {len(loads)}: {name} begins")
             try:
                 async with self.loaded(name) as outcomes:
+                    self._progress(f"B while A does its worst: {name}")
                     during = await self.phase()
             except NotBegun as error:
                 left_out[name] = str(error)
-                say(f"{name} is left out: {error}")
+                self._progress(f"{name} is left out: {error}")
                 continue
             after = await self.alone()
             results[name] = {
-                "calls": ratios(before, during, after),
+                **ratios(before, during, after),
                 "healthz_ms": health_of(during),
                 "load": dict(outcomes),
             }
             for call, errors in during.lost.items():
                 say(f"{name}: {len(errors)} of {call} lost, such as {errors[0]}")
-            say(json.dumps(results[name]))
+            say(json.dumps({name: results[name]}))
             before = after
         return results
 
@@ -266,7 +339,7 @@ async def accounts(settings: Settings) -> tuple[str, str]:
     """Keys of A and B."""
     database = await open_database_of(settings.data)
     try:
-        opened = Accounts(database, settings.limit)
+        opened = Accounts(database, settings.account_limits(resources(settings)))
         return tuple([(await opened.create_key((await opened.create(name)).id))[1] for name in "ab"])  # type: ignore[return-value]
     finally:
         await database.dispose()
@@ -296,6 +369,7 @@ async def with_page(vm: AsyncVm) -> str:
 @contextlib.asynccontextmanager
 async def prepared(settings: Settings, served: Served, options: argparse.Namespace) -> AsyncIterator[Bench]:
     """Both accounts with their repositories and, if a load or a call needs them, VMs."""
+    budget = Budget(options.minutes)
     say("accounts, repositories and VMs")
     key_a, key_b = await accounts(settings)
     a, b = (dataclasses.replace(served, key=key) for key in (key_a, key_b))
@@ -310,7 +384,7 @@ async def prepared(settings: Settings, served: Served, options: argparse.Namespa
         AsyncStead(key_b, base_url=served.url) as stead_b,
     ):
         if with_vms:
-            vms = [(await stead_a.vms.create()).id for _ in range(options.vms)]
+            vms = [(await stead_a.vms.create()).id for _ in range(_VMS)]
             created = await stead_b.vms.create()
             vm, page = created.id, await with_page(created)
         https = int(served.https_url.rpartition(":")[2])
@@ -326,9 +400,22 @@ async def prepared(settings: Settings, served: Served, options: argparse.Namespa
         vms=tuple(vms),
         repos=tuple(repos),
         builds=options.builds,
+        floods=options.vms,
     )
-    trusting = ssl.create_default_context(cadata=ca)
-    yield Bench(Victim(b, https, trusting, vm, page, repo, head), scene, options.calls, options.samples)
+    trusted = settings.data / "bench-ca.crt"
+    trusted.write_text(ca)
+    victim = Victim(
+        served=b,
+        https_port=https,
+        api_name=scene.api_name,
+        ca=trusted,
+        trusting=ssl.create_default_context(cadata=ca),
+        vm=vm,
+        page=page,
+        repo=repo,
+        head=head,
+    )
+    yield Bench(victim, scene, options.calls, options.samples, budget)
 
 
 def with_own_resolver(folder: Path) -> Sequence[str]:
@@ -345,7 +432,7 @@ def small_disk(folder: Path, gib: int) -> Iterator[bool]:
     """Mount a file system of this size at a folder; False if this host allows no loop device."""
     with tempfile.NamedTemporaryFile(dir="/var/tmp", prefix="stead-bench-disk-") as image:
         image.truncate(gib << 30)
-        made = subprocess.run(["mkfs.ext4", "-q", "-F", image.name], capture_output=True)
+        made = subprocess.run(["mkfs.ext4", "-q", "-F", "-i", "8192", image.name], capture_output=True)
         mounted = made.returncode == 0 and (
             subprocess.run(["mount", "-o", "loop", image.name, folder], capture_output=True).returncode == 0
         )
@@ -403,16 +490,24 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--size", type=Size.parse, default=half_of_host(), help="size of each VM")
     parser.add_argument("--pool", type=int, default=1, help="VMs that are kept ready for creates")
+    weights = ", ".join(f"{call} {weight:g}" for call, weight in WEIGHTS.items())
     parser.add_argument(
-        "--samples", type=int, default=20, help="calls of each kind and phase; slow ones get fewer"
+        "--samples", type=int, default=40, help=f"rounds of calls in a phase; calls in a round: {weights}"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=42.0, help="time of all phases, which are shortened to keep it"
     )
     parser.add_argument(
         "--only", type=names(list(LOADS)), default=list(LOADS), metavar="LOAD,...", help=", ".join(LOADS)
     )
     parser.add_argument(
-        "--calls", type=names(list(SHARES)), default=list(SHARES), metavar="CALL,...", help=", ".join(SHARES)
+        "--calls",
+        type=names(list(WEIGHTS)),
+        default=list(WEIGHTS),
+        metavar="CALL,...",
+        help=", ".join(WEIGHTS),
     )
-    parser.add_argument("--vms", type=int, default=2, help="VMs that flood in `wake_floods`")
+    parser.add_argument("--vms", type=int, default=10, help="VMs that flood in `wake_floods`")
     parser.add_argument("--builds", type=int, default=64, help="builds of `sleeping_builds`")
     options = parser.parse_args()
     report(run(measure(options)), as_json=options.json)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import shutil
 import socket
+import ssl
 import string
 import subprocess
 import time
@@ -79,10 +80,19 @@ class Terminal:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def opened(cls, server: Served, path: str) -> AsyncIterator["Terminal"]:
-        address = f"{server.url.replace('http', 'ws')}{path}"
-        headers = {"Authorization": f"Bearer {server.key}"}
-        async with connect(address, additional_headers=headers, compression=None, max_size=None) as link:
+    async def opened(
+        cls, server: Served, path: str, trusting: ssl.SSLContext | None = None
+    ) -> AsyncIterator["Terminal"]:
+        """With `trusting`, over HTTPS; every server listens on loopback."""
+        async with connect(
+            f"{server.url.replace('http', 'ws', 1)}{path}",
+            additional_headers={"Authorization": f"Bearer {server.key}"},
+            compression=None,
+            max_size=None,
+            proxy=None,
+            host="127.0.0.1",
+            ssl=trusting,
+        ) as link:
             yield cls(link)
 
     async def write(self, data: bytes) -> None:

@@ -147,3 +147,13 @@ def network_of(address: str) -> str:
             return str(parsed.ipv4_mapped)
         return str(ipaddress.IPv6Network((parsed, IPV6_CLIENT_PREFIX), strict=False))
     return str(parsed)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a client is on this host: a person, a program, or a proxy with clients of its own."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback

@@ -71,7 +71,9 @@ class Limits:
     mappings: int | None = _limit("Host names that lead to VMs.")
     identities: int | None = _limit("Identities.")
     tokens: int | None = _limit("Tokens of all identities.")
-    templates: int | None = _limit("Sizes of VMs: each needs a template, which takes disk and memory.")
+    templates: int | None = _limit(
+        "Combinations of vCPUs and memory of VMs: each needs a template, which takes disk and memory."
+    )
 
     def __post_init__(self) -> None:
         for name in LIMIT_NAMES:

@@ -119,8 +119,13 @@ class Size:
         return found
 
     def __str__(self) -> str:
+        return f"{self.compute}x{self.disk_gib}G"
+
+    @property
+    def compute(self) -> str:
+        """The part without the disk, `4x8G`."""
         memory = f"{self.memory_mib // 1024}G" if self.memory_mib % 1024 == 0 else f"{self.memory_mib}M"
-        return f"{self.vcpus}x{memory}x{self.disk_gib}G"
+        return f"{self.vcpus}x{memory}"
 
     @property
     def key(self) -> str:
@@ -325,7 +330,8 @@ class Settings(BaseModel):
     anonymous_rate: Positive = 50
     """API calls a second without a valid credential from one address (IPv6: one /64), averaged over 10 s."""
     max_sockets: Positive = 2000
-    """Open WebSockets (terminals, attached processes, forwarded connections); an account has at most half."""
+    """Open WebSockets (terminals, attached processes, forwarded connections); an account has at most a
+    quarter, one of its identities half of that."""
     ssh_listen: Annotated[
         str | None,
         AfterValidator(lambda text: _listen(text) if text else text),
@@ -333,7 +339,7 @@ class Settings(BaseModel):
     ] = None
     """Address of the SSH gateway: by default 127.0.0.1:2222, or [::]:22 with `domain`; empty for none."""
     max_ssh: Positive = 1000
-    """Open SSH connections; an account has at most half."""
+    """Open SSH connections; an account has at most a quarter, one of its identities half of that."""
     wireguard_host: str | None = None
     """Where computers reach WireGuard tunnels: a name or address; by default `domain`, else 127.0.0.1."""
     wireguard_port: Annotated[int, Ge(1), Le(55_000), Allowed("a port from 1 to 55000")] = 51820
@@ -342,6 +348,9 @@ class Settings(BaseModel):
         int, Ge(60), Le(315_360_000), Allowed("seconds from 60 to 315360000, ten years")
     ] = 86_400
     """Seconds after which a WireGuard session ends by itself."""
+    max_tunnels: Positive = 100
+    """VPCs of all accounts that have WireGuard clients. Without WireGuard in the kernel, each is a process of
+    about 20 MB."""
     max_creations: Positive = 64
     """VMs that are being created at the same time; an account has at most a quarter, and then waits."""
     max_builds: Positive = 32

@@ -1,16 +1,18 @@
-"""Shares of a resource that all accounts use: places with bounds in all and by key, token buckets, locks."""
+"""Shares of a resource that all accounts use: places with bounds in all and by key, token buckets, memory."""
 
 import asyncio
 import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Entry = TypeVar("Entry", bound=Hashable)
 Release = Callable[[], None]
+Reserve = Callable[[int], Awaitable[bool]]
+"""Reserves so many more bytes of memory. If there are none, it raises an error or answers False."""
 
 
 @dataclass(eq=False)
@@ -24,9 +26,9 @@ class _Waiter:
 class KeyedLimit:
     """A semaphore with `total` places, of which each key (an account) holds at most `per_key`.
 
-    Within a key, each caller (an identity) holds at most `per_caller`. A free place goes to the waiting key
-    that holds the fewest, then to the caller that has waited longest. A holder may take several places at
-    once, such as the bytes of a body.
+    Within a key, each caller (an identity) holds at most `per_caller`; None, such as the owner of the
+    account, has no bound but the key's. A free place goes to the waiting key that holds the fewest, then to
+    the caller that has waited longest. A holder may take several places at once, such as the bytes of a body.
     """
 
     def __init__(
@@ -149,9 +151,7 @@ class KeyedLimit:
         return (
             _fits(self._used, amount, self._total)
             and _fits(self._held[key], amount, self._per_key)
-            and (
-                self._per_caller is None or _fits(self._held_by_caller[key, caller], amount, self._per_caller)
-            )
+            and (caller is None or _fits(self._held_by_caller[key, caller], amount, self._per_caller))
         )
 
     def _can_take(self, waiter: _Waiter) -> bool:
@@ -161,7 +161,7 @@ class KeyedLimit:
     def _take(self, key: Hashable, caller: Hashable, amount: int) -> None:
         self._used += amount
         self._held[key] += amount
-        if self._per_caller is not None:
+        if caller is not None:
             self._held_by_caller[key, caller] += amount
 
     def _release(self, key: Hashable, caller: Hashable, amount: int) -> None:
@@ -169,7 +169,7 @@ class KeyedLimit:
         self._held[key] -= amount
         if not self._held[key]:
             del self._held[key]
-        if self._per_caller is not None:
+        if caller is not None:
             self._held_by_caller[key, caller] -= amount
             if not self._held_by_caller[key, caller]:
                 del self._held_by_caller[key, caller]
@@ -223,8 +223,10 @@ class SharedEntries(Generic[Entry]):
         """Add a new entry; returns the one to remove for it, if they are too many now."""
         self._keys[entry] = key
         self._entries.setdefault(key, {})[entry] = None
-        if len(self._keys) <= self._most:
-            return None
+        return self.first_to_go() if len(self._keys) > self._most else None
+
+    def first_to_go(self) -> Entry:
+        """The oldest entry of the key with the most; some entry must exist."""
         largest = max(self._entries.values(), key=len)
         return next(iter(largest))
 
@@ -273,3 +275,32 @@ class RateLimit:
         if not seconds:
             self.spend(key)
         return seconds
+
+
+async def unlimited(_: int) -> bool:
+    """Reserves any amount of memory: for the server's own work."""
+    return True
+
+
+class MemoryReservation:
+    """Reserves memory for data of unknown size, in steps of 1 MiB while it is collected; 64 KiB are free."""
+
+    FREE = 64 << 10
+    _STEP = 1 << 20
+
+    def __init__(self, reserve: Reserve = unlimited, reserved: int = 0) -> None:
+        """`reserved` bytes were reserved before."""
+        self._reserve = reserve
+        self._reserved = max(reserved, self.FREE)
+        self._size = 0
+
+    async def add(self, size: int) -> bool:
+        """Count so many more bytes before they are collected; False if there is no memory for them."""
+        self._size += size
+        missing = self._size - self._reserved
+        if missing > 0:
+            missing = max(missing, self._STEP)
+            if not await self._reserve(missing):
+                return False
+            self._reserved += missing
+        return True

@@ -6,14 +6,16 @@ import contextvars
 import functools
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from stead.errors import ServerStopping, SteadError
 from stead.logs import get_logger
+from stead.shares import KeyedLimit
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,28 +82,51 @@ async def _ended(task: "asyncio.Future[Any]") -> None:
 
 # Threads
 
+_account: ContextVar[Hashable] = ContextVar("account", default=None)
+
+
+def work_for(account: Hashable) -> None:
+    """The running task, and those that it starts, work for this account; None: for the server itself."""
+    _account.set(account)
+
+
+@contextlib.contextmanager
+def working_for(account: Hashable) -> Iterator[None]:
+    """The block works for this account; None: for the server itself."""
+    token = _account.set(account)
+    try:
+        yield
+    finally:
+        _account.reset(token)
+
+
+_CPUS = os.cpu_count() or 1
+
 
 class Threads(Enum):
     """Executors by purpose, so that one kind of work cannot take the threads of another.
 
-    Name lookups have none: they are asynchronous.
+    Where work takes long, each account has a share of the threads, and free ones go to accounts in fair
+    order. Work of the server itself has no share. A function never waits for another one of its kind.
+    Name lookups have no threads: they are asynchronous.
     """
 
-    FILES = "files", 16
+    FILES = "files", 16, None
     """Small work on files of this host, that ends within milliseconds."""
-    QUERIES = "queries", 8
+    QUERIES = "queries", 8, 4
     """Reads of the database that may be slow."""
-    COPIES = "copies", 4 + (os.cpu_count() or 1)
+    COPIES = "copies", 2 * (4 + _CPUS), 4 + _CPUS
     """Memory, disks and images of VMs: seconds each."""
-    OBJECTS = "objects", 8
+    OBJECTS = "objects", 16, 8
     """Pieces of LFS objects."""
-    PARSING = "parsing", 2 + (os.cpu_count() or 1)
-    """What tenants sent or asked for: archives, search results, patterns."""
-    TREES = "trees", 4
+    PARSING = "parsing", 2 + _CPUS, (2 + _CPUS) // 2
+    """What tenants sent or asked for: archives, search results, patterns, large bodies and answers."""
+    TREES = "trees", 4, 2
     """Whole repositories: measured, removed, given to another user."""
 
-    def __init__(self, label: str, most: int) -> None:
+    def __init__(self, label: str, most: int, share: int | None) -> None:
         self._executor = ThreadPoolExecutor(most, thread_name_prefix=f"stead-{label}")
+        self._places = None if share is None else KeyedLimit(most, share)
 
     async def run(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Run a function in a thread and always wait for its end: threads cannot be cancelled.
@@ -110,7 +135,23 @@ class Threads(Enum):
         """
         context = contextvars.copy_context()
         work = functools.partial(context.run, function, *arguments, **options)
-        return await finished(asyncio.get_running_loop().run_in_executor(self._executor, work))
+        account = _account.get()
+        if self._places is None or account is None:
+            return await finished(self._start(work))
+        release = self._places.try_acquire(account)
+        if release is None:
+            return await finished(self._run_in_turn(self._places, account, work))
+        try:
+            return await finished(self._start(work))
+        finally:
+            release()
+
+    async def _run_in_turn(self, places: KeyedLimit, account: Hashable, work: Callable[[], T]) -> T:
+        async with places.hold(account):
+            return await finished(self._start(work))
+
+    def _start(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        return asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 async def in_thread(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:

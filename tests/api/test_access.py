@@ -236,6 +236,13 @@ def test_access_table_names_existing_calls() -> None:
     assert {(method, shape(path)) for method, path in FOR_IDENTITIES} <= known
 
 
+def test_public_routes() -> None:
+    """Those that are called without a credential: an addition to them is a decision."""
+    pages = {"/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon-32x32.png"}
+    keys, webhooks = "/.well-known/jwks.json", "/github/webhooks"
+    assert {"/healthz", "/metrics", "/openapi.json", keys, webhooks, *pages} == PUBLIC
+
+
 @pytest.mark.parametrize(
     "caller", ["nobody", "garbage", "not a key", "revoked key", "token of a deleted identity"]
 )

@@ -43,6 +43,21 @@ async def test_calls_over_the_share_of_an_account_are_refused(api: FakeApi) -> N
         assert (await http.get(vms)).status_code == 200
 
 
+async def test_calls_over_the_rate_of_an_account_or_an_address_are_refused(tmp_path: Path) -> None:
+    """Ten seconds of the rate at once. Other accounts, and health checks, are served meanwhile."""
+    async with fake_api(tmp_path, call_rate=1, anonymous_rate=1) as api:
+        vms, jwks = f"{api.url}/v1/vms", f"{api.url}/.well-known/jwks.json"
+        for caller, path in (("owner", vms), ("nobody", jwks), ("not a key", vms)):
+            async with api.http(caller) as http:
+                answers = [await http.get(path) for _ in range(15)]
+            body = refused(answers[-1], 429, "SERVICE_UNAVAILABLE")
+            assert "too many requests a second" in body["message"]
+            assert int(answers[-1].headers["retry-after"]) >= 1
+        async with api.http("stranger") as stranger, api.http("nobody") as nobody:
+            assert (await stranger.get(vms)).status_code == 200
+            assert (await nobody.get(f"{api.url}/healthz")).status_code == 200
+
+
 @pytest_asyncio.fixture
 async def few_creates(tmp_path: Path) -> AsyncIterator[FakeApi]:
     async with fake_api(tmp_path, max_creations=8) as opened:

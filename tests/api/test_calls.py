@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx2
@@ -18,7 +20,9 @@ from stead.api.errors import ApiError
 from stead.api.guests import error_event
 from stead.api.server import running_app
 from stead.errors import MachineNotFound
+from stead.guest.watchdog import watching_the_loop
 from stead.settings import Settings
+from support.waiting import until
 
 Handler = Callable[[Call], Awaitable[Response]]
 
@@ -145,6 +149,63 @@ async def test_work_that_outlives_its_call_is_cancelled_with_the_permission_of_i
         await asyncio.wait_for(cancelled.wait(), 60)
 
 
+async def test_work_whose_cancellation_fails_does_not_end_the_checks_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calls_module, "PERMISSION_CHECK", 0.05)
+    failed, revoked, cancelled = 0, asyncio.Event(), asyncio.Event()
+
+    async def check() -> None:
+        if revoked.is_set():
+            raise MachineNotFound("vm")
+
+    async def fail() -> None:
+        nonlocal failed
+        failed += 1
+        raise RuntimeError("made up")
+
+    async def cancel() -> None:
+        cancelled.set()
+
+    works = iter([(lambda: failed < 3, fail), (lambda: not cancelled.is_set(), cancel)])
+
+    async def handler(call: Call) -> Response:
+        call.require(check)
+        call.outlived_by(*next(works))
+        return JSONResponse({})
+
+    async with served(handler) as (http, _):
+        for _ in range(2):
+            assert (await http.post("/")).status_code == 200
+        revoked.set()
+        await asyncio.wait_for(cancelled.wait(), 60)
+        await until(lambda: failed == 3, 60)
+
+
+async def test_a_call_that_cannot_be_watched_ends_and_others_are_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, ended = list[Call](), list[Call]()
+
+    async def handler(call: Call) -> Response:
+        begun.append(call)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(call)
+        return JSONResponse({})
+
+    async with served(handler) as (http, _):
+        broken = asyncio.create_task(http.post("/"))
+        await until(lambda: len(begun) == 1, 60)
+        monkeypatch.setattr(begun[0], "stalled", lambda now: 1 / 0)
+        assert (await asyncio.wait_for(broken, 60)).status_code == 500
+        leaving = asyncio.create_task(http.post("/"))
+        await until(lambda: len(begun) == 2, 60)
+        leaving.cancel()
+        await until(lambda: ended == begun, 60)
+
+
 async def test_an_answer_that_is_not_taken_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "STALLED_ANSWER", 1.0)
     ended = asyncio.Event()
@@ -215,3 +276,26 @@ async def test_no_error_after_a_command_started_asks_for_a_retry() -> None:
         answer = await http.post("/")
     assert answer.status_code == 503
     assert "retry-after" not in answer.headers
+
+
+async def test_a_call_that_holds_the_event_loop_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(call: Call) -> Response:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            pass
+        return JSONResponse({})
+
+    with caplog.at_level(logging.WARNING, "stead.watchdog"):
+        async with watching_the_loop(), served(handler) as (http, _):
+            answer = await http.post("/v1/hold")
+            trace = answer.headers["x-freestyle-trace-id"]
+
+            def named() -> bool:
+                return any(
+                    "event loop was held" in line
+                    and 'call="POST /v1/hold"' in line
+                    and f"trace={trace}" in line
+                    for line in caplog.messages
+                )
+
+            await until(named, 60)

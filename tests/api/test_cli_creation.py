@@ -11,9 +11,9 @@ from support.run_cli import PROGRAM, Shell
 from support.scripted_server import Reply, Script, scripted
 
 VM = "x" * 20
-ONCE = "building the template of 2x1Gx20G (once for each size; 1 to 2 minutes without KVM)"
-BOOTING = "building the template of 2x1Gx20G, once: booting the image"
-SAVING = "building the template of 2x1Gx20G, once: saving memory and disk"
+ONCE = "building the template of 2x1G (once for all disk sizes; 1 to 2 minutes without KVM)"
+BOOTING = "building the template of 2x1G, once: booting the image"
+SAVING = "building the template of 2x1G, once: saving memory and disk"
 PENDING = Reply(202, {"requestId": "ri-1", "status": "pending"})
 CREATED = Reply(content={"id": VM, "domains": []})
 
@@ -61,7 +61,7 @@ def test_a_quick_create_prints_no_progress() -> None:
 
 
 def test_a_template_that_cannot_be_built_is_an_error() -> None:
-    failure = "cannot build a template of size 2x1Gx20G: QEMU exited"
+    failure = "cannot build a template of 2x1G: QEMU exited"
     with scripted(
         PENDING, Reply(500, {"code": "INTERNAL_ERROR", "message": failure}), lines(ONCE, BOOTING)
     ) as script:

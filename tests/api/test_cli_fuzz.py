@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from stead.cli.commands import ENTRIES, _loaded
 from stead.cli.main import app
 from support.any_server import SNAPSHOT, UUID, VM, VPC, any_server
+from support.cli_commands import cli_commands
 from support.odd_values import odd_text
 from support.run_cli import PROGRAM, Shell
 from support.scripted_server import Pieces, Reply, scripted
@@ -32,22 +32,8 @@ WAITING = {("vm", "forward"): "listens until Ctrl-C", ("vm", "ssh"): "runs ssh"}
 """Commands that do not end by themselves for good arguments: they get odd ones only."""
 
 
-def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that ends by itself, with its words."""
-
-    def below(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-        children = getattr(command, "commands", None)
-        if children is None:
-            yield words, command
-        for name, child in (children or {}).items():
-            yield from below((*words, name), child)
-
-    for name in ENTRIES:
-        if name not in NOT_RUN:
-            yield from below((name,), _loaded(name))
-
-
-COMMANDS = dict(commands())
+COMMANDS = dict(cli_commands(without=NOT_RUN))
+"""Those that end by themselves."""
 
 
 def arguments(words: tuple[str, ...], command: Any, random: Random) -> list[str]:

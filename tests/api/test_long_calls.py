@@ -218,7 +218,7 @@ async def test_create_logs_the_template_that_it_waits_for_and_can_be_cancelled(
         answer = await http.post("/v1/vms", headers={"x-freestyle-background-after-secs": "0"})
         assert answer.status_code == 202
         requests.append(answer.json()["requestId"])
-    size = server.installation.settings.default_size
+    size = server.installation.settings.default_size.compute
 
     async def messages(request: str) -> list[str]:
         logs = (await http.get(f"/observability/v1/logs?requestId={request}")).json()["logs"]
@@ -230,7 +230,7 @@ async def test_create_logs_the_template_that_it_waits_for_and_can_be_cancelled(
     await until(told, 60)
     for request in requests:
         assert await messages(request) == [
-            f"building the template of {size} (once for each size; 1 to 2 minutes without KVM)",
+            f"building the template of {size} (once for all disk sizes; 1 to 2 minutes without KVM)",
             f"building the template of {size}, once: booting the image",
         ]
     kept, cancelled = (f"/auth/v1/background-requests/{request}" for request in requests)

@@ -115,6 +115,8 @@ async def test_commands_and_files_over_stdio(server: Server, vm: AsyncVm) -> Non
         assert ended["stdout"].startswith("1\n2\n") and ended["stdout"].endswith("19999\n20000\n")
         assert f"[... {ended['stdout_left_out']} characters left out ...]" in ended["stdout"]
         assert len(ended["stdout"]) < 1100
+        ended = await tools("exec", vm=vm.id, command="yes | head -c 1000000")
+        assert len(ended["stdout"]) < 21_000, "bounded without a limit, too"
 
         path = f"/srv/{secrets.token_hex(4)}/note.txt"
         await tools("file_write", vm=vm.id, path=path, content="one é two é", mode="640")

@@ -29,6 +29,10 @@ async def test_create_is_not_retried_once_sent(client: Client) -> None:
     assert isinstance(error, errors.ServerUnreachable) and error.sent
     assert pickle.loads(pickle.dumps(error)).sent
     assert len(seen) == 1
+    for step in (BUSY, Reply(502, b"<html>bad gateway</html>")):
+        error, seen = await attempt(client, make, step, CREATED)
+        assert isinstance(error, errors.ServerUnreachable | errors.ServiceUnavailable)
+        assert len(seen) == 1
 
 
 async def test_command_is_not_retried_once_sent(client: Client) -> None:

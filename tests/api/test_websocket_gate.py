@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
+import sqlalchemy
 from fastapi.routing import APIWebSocketRoute
 from websockets.http11 import Request
 
@@ -17,6 +18,7 @@ from stead.api import forward, piped_exec, processes, pty, server, sockets
 from stead.api.server import running
 from stead.api.websocket_protocol import WebSocketProtocol
 from stead.identity import tickets
+from stead.identity.callers import Callers
 from stead.identity.tickets import TicketLimitExceeded, Tickets
 from stead.machines.records import Properties
 from support.fake_api import USER, FakeApi, closed, fake_api, stands_still
@@ -235,7 +237,7 @@ async def test_origin_of_a_page_must_be_allowed(
 
 
 async def test_account_cannot_take_all_websockets(tmp_path: Path) -> None:
-    async with fake_api(tmp_path, max_sockets=4, max_calls=2) as api:
+    async with fake_api(tmp_path, max_sockets=8, max_calls=2) as api:
         here = api.installation
         stranger = await here.callers.authenticate(api.callers["stranger"]["Authorization"].split()[1])
         assert stranger is not None
@@ -250,6 +252,12 @@ async def test_account_cannot_take_all_websockets(tmp_path: Path) -> None:
                 assert (await http.get("/pty/sessions")).status_code == 200
         async with api.socket("/pty?exec=cat") as again:
             assert json.loads(await again.recv())["type"] == "sessionInfo"
+        # An identity has half of its account's.
+        async with api.socket("/pty?exec=cat", "granted") as one:
+            await one.recv()
+            assert (await api.refusal("/pty?exec=cat", "granted"))[0] == 429
+            async with api.socket("/pty?exec=cat") as owners:
+                assert json.loads(await owners.recv())["type"] == "sessionInfo"
 
 
 async def test_revoked_key_closes_its_websockets(own_site: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +271,26 @@ async def test_revoked_key_closes_its_websockets(own_site: FakeApi, monkeypatch:
         await other.send(b"here")
         await api.installation.identities.revoke(api.account, api.keys["identity"], api.vm)
         assert (await closed(other))[0] == 1008
+
+
+async def test_a_failed_check_leaves_a_websocket_open_and_is_made_again(
+    own_site: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "_PERMISSION_CHECK", 0.05)
+    failed = 0
+
+    async def fail(callers: Callers, secret: str) -> None:
+        nonlocal failed
+        failed += 1
+        raise sqlalchemy.exc.OperationalError("SELECT", {}, OSError("made up"))
+
+    async with own_site.socket("/pty?exec=cat") as terminal:
+        await terminal.recv()
+        with monkeypatch.context() as patch:
+            patch.setattr(Callers, "authenticate", fail)
+            await until(lambda: failed >= 3, 60)
+        await own_site.installation.accounts.revoke_key(own_site.keys["owner"])
+        assert await closed(terminal) == (1008, "the API key or token was revoked")
 
 
 # Handshakes and frames

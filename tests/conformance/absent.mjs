@@ -2,13 +2,14 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { Errors } from "freestyle";
-import { freestyle, shared as vm } from "./client.mjs";
+import { calls as sent, freestyle, shared as vm } from "./client.mjs";
 
 const options = { timeout: 120_000 };
 const classes = new Set(Object.values(Errors));
 
-/** Refused in a class of the package's own, with a sentence that says why. */
+/** Refused in a class of the package's own, with a sentence that says why, and after one try. */
 async function absent(call) {
+  const before = sent.length;
   const error = await call().then(
     () => assert.fail("it worked"),
     (error) => error,
@@ -16,6 +17,7 @@ async function absent(call) {
   assert.ok(classes.has(error.constructor), `${error}`);
   assert.equal(error.constructor.statusCode, 404);
   assert.ok(error.body.message.length > 10, error.message);
+  assert.equal(sent.length - before, 1, "one call");
 }
 
 const calls = {

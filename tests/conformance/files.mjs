@@ -12,6 +12,7 @@ const names = [
   "per%20cent%2Fslash.txt",
   "q?u#e&ry=+;:@.txt",
   "'single'",
+  '"double"',
 ];
 
 test.after(() => vm.exec(`rm -rf '${folder}'`));

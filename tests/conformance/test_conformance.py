@@ -636,3 +636,4 @@ async def test_npm_cli_reports_unimplemented_commands(user: User) -> None:
     ended = await user.cli("cron", "list")
     assert ended.status == 1
     assert ended.stderr.startswith("Error: NOT_FOUND: ")
+    assert "retrying" not in ended.stderr.lower()

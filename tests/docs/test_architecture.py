@@ -25,6 +25,7 @@ SHARED = {
     "errors",
     "addresses",
     "files",
+    "disk_marks",
     "names",
     "processes",
     "deadlines",

@@ -1,7 +1,9 @@
-"""What the documents say of tests and benchmarks is true."""
+"""What the documents, and the list of closed weaknesses, say of tests and benchmarks is true."""
 
 import re
+import tomllib
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -107,6 +109,35 @@ def test_every_proof_is_a_test_that_runs(tests: dict[str, CollectedTest]) -> Non
             elif found.slow != (test in promise.trials):
                 wrong.append(f"{promise.line}: {test} is {'a trial' if found.slow else 'no trial'}")
     assert wrong == []
+
+
+WEAKNESSES = [
+    f"{harm}{number}" for harm, most in (("h", 10), ("m", 12), ("l", 10)) for number in range(1, most + 1)
+]
+
+
+@pytest.fixture(scope="module")
+def weaknesses() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((ROOT / "tests/hostile/findings.toml").read_text())
+
+
+def test_every_weakness_names_tests(weaknesses: dict[str, dict[str, Any]]) -> None:
+    assert list(weaknesses) == WEAKNESSES
+    assert len({each["weakness"] for each in weaknesses.values()}) == len(WEAKNESSES)
+    for name, each in weaknesses.items():
+        assert set(each) == {"weakness", "tests"} and each["tests"], name
+        for test in each["tests"]:
+            path, _, function = test.partition("::")
+            assert f"def {function}(" in (ROOT / path).read_text(), f"{name} names {test}"
+
+
+@pytest.mark.heavy
+def test_every_weakness_is_shown_to_be_closed_by_tests_that_run(
+    weaknesses: dict[str, dict[str, Any]], tests: dict[str, CollectedTest]
+) -> None:
+    named = {test for each in weaknesses.values() for test in each["tests"]}
+    assert [test for test in sorted(named) if test not in tests] == []
+    assert [test for test in sorted(named) if tests[test].skipped or tests[test].slow] == []
 
 
 def test_every_line_with_a_proof_is_a_row_of_a_table() -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -29,10 +29,10 @@ from stead.edge import configuration, gate
 from stead.edge import edge as edges
 from stead.edge.caddy import caddy_program
 from stead.edge.edge import edge_folder
-from stead.edge.ssh.failures import ConnectionPlaces
 from stead.host import resolvers
 from stead.processes import ProcessId
 from stead.settings import Settings
+from stead.shares import KeyedLimit, Release
 from support.edge_with_namespaces import EdgeWithNamespaces, FakeVm, echo_app, edge_with_namespaces
 from support.links import CERTAIN
 from support.name_server import NameServer, dns_socket, name_server
@@ -167,20 +167,21 @@ async def test_a_client_that_leaves_does_not_wait_for_a_port_any_more(
     edge_ns: EdgeWithNamespaces, vm: FakeVm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "_RUNNING_HOLD", 600.0)
-    places: list[ConnectionPlaces] = []
-    take = ConnectionPlaces.take
+    limits: list[KeyedLimit] = []
+    acquire = KeyedLimit.try_acquire
 
-    def taken(self: ConnectionPlaces, key: str | None) -> bool:
-        places.append(self)
-        return take(self, key)
+    def acquired(self: KeyedLimit, *keys: Hashable, **options: int) -> Release | None:
+        if vm.id in keys:
+            limits.append(self)
+        return acquire(self, *keys, **options)
 
-    monkeypatch.setattr(ConnectionPlaces, "take", taken)
+    monkeypatch.setattr(KeyedLimit, "try_acquire", acquired)
     edge_ns.map("never.style.dev", vm.id, 8082)
     async with edge_ns.connected("never.style.dev") as (_, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: never.style.dev\r\n\r\n")
-        await until(lambda: places, 60)
-        assert places[0]._held[vm.id] == 1
-    await until(lambda: not places[0]._held, 60)
+        await until(lambda: limits, 60)
+        assert limits[0].used == 1
+    await until(lambda: not limits[0].used, 60)
 
 
 async def test_an_answer_that_is_not_http_is_a_502_and_is_not_asked_for_twice(

@@ -10,9 +10,11 @@ from pathlib import Path
 import httpx2
 import pytest
 import pytest_asyncio
+import sqlalchemy
 
 from stead.api.server import listen_on
 from stead.edge.ssh import client_access, relay
+from stead.edge.ssh.access import Access, Login
 from stead.edge.ssh.gateway import GatewayLimits
 from stead.host.interface import narrowed
 from stead.machines import State
@@ -187,7 +189,7 @@ async def test_scp_sftp_and_rsync_copy_files_and_folders(
             assert (copy / "empty").exists()
         await ssh_gateway.run("rm", "-r", target)
     batch = f"mkdir {target}\nput {source}/folder/large {target}/sent\nget {target}/sent {tmp_path}/got\n"
-    batch += f"ls {target}\n"
+    batch += f"put -r {source} {target}/all\nget -r {target}/all {tmp_path}/all\nls {target}\n"
     sftp = [
         "sftp",
         "-q",
@@ -200,7 +202,8 @@ async def test_scp_sftp_and_rsync_copy_files_and_folders(
     ]
     ended = await ssh_gateway.run(*sftp, stdin=batch.encode())
     assert ended.code == 0 and f"{target}/sent" in ended.out, ended.err
-    assert (tmp_path / "got").read_bytes() == (source / "folder/large").read_bytes()
+    for name in ("got", "all/folder/large"):
+        assert (tmp_path / name).read_bytes() == (source / "folder/large").read_bytes()
     shell = " ".join(["ssh", *ssh_gateway.options, "-p", str(ssh_gateway.port)])
     remote = f"{ssh_gateway.login}@127.0.0.1:{target}/rsync/"
     assert (await ssh_gateway.run("rsync", "-a", "-e", shell, f"{source}/", remote)).err == ""
@@ -411,6 +414,32 @@ async def test_revocation_ends_connections(
         assert other.stdin is not None and other.stdout is not None
         other.stdin.write(b"still here\n")
         assert await asyncio.wait_for(other.stdout.readline(), WAIT) == b"still here\n"
+
+
+async def test_a_failed_check_does_not_keep_a_connection_from_being_ended(
+    ssh_gateway: SshGatewayWithSshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_access, "_RECHECK", 0.2)
+    identities, account = ssh_gateway.api.installation.identities, ssh_gateway.api.account
+    identity, token = await ssh_gateway.token_for()
+    process = await ssh_gateway.start(*ssh_gateway.ssh_command("cat", login=f"{ssh_gateway.api.vm},{token}"))
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"begun\n")
+    assert await asyncio.wait_for(process.stdout.readline(), WAIT) == b"begun\n"
+    failed = 0
+
+    async def fail(access: Access, login: Login) -> None:
+        nonlocal failed
+        failed += 1
+        raise sqlalchemy.exc.OperationalError("SELECT", {}, OSError("made up"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Access, "recheck", fail)
+        await until(lambda: failed >= 2, WAIT)
+    assert not process.stdout.at_eof()
+    await identities.delete(account, identity)
+    _, errors = await asyncio.wait_for(process.communicate(), WAIT)
+    assert process.returncode == 255 and b"unknown VM or token" in errors, errors
 
 
 async def test_a_connection_wakes_a_suspended_vm_and_outlives_a_suspend(

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import asyncssh
 import pytest
 import pytest_asyncio
 
+from stead.edge.ssh import client_access
+from stead.edge.ssh.access import Access, Login
 from stead.edge.ssh.gateway import GatewayLimits
+from stead.guest.watchdog import watching_the_loop
 from support.run_cli import Shell
 from support.ssh_gateway_with_sshd import WAIT, Ended, SshGatewayWithSshd, ssh_gateway_with_sshd
 from support.waiting import until
@@ -38,7 +42,7 @@ async def _login(
 
 
 async def test_failed_logins_of_a_network_become_slow_and_a_valid_token_does_not(
-    ssh_gateway: SshGatewayWithSshd, caplog: pytest.LogCaptureFixture
+    ssh_gateway: SshGatewayWithSshd, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = GatewayLimits(100, failures=2, failure_interval=_INTERVAL)
     async with ssh_gateway.limited(limits) as limited:
@@ -48,10 +52,12 @@ async def test_failed_logins_of_a_network_become_slow_and_a_valid_token_does_not
             assert ended.code == 255 and "unknown VM or token" in ended.err
         refused = [each for each in caplog.records if 'event="ssh login refused"' in each.getMessage()]
         assert len(refused) == 2, "later ones are not logged"
-        assert (await _login(limited, "127.0.0.5")).out == "in\n"
         # Of the three attempts of a connection, only the first is answered then.
         ended = await limited.ssh_with_password(_WRONG, "-b", "127.0.0.5", *_PROMPTS)
         assert ended.code == 255 and ended.err.count("Permission denied, please try again") == 0, ended.err
+        # A login that waited as long as a refusal would take longer than ssh may.
+        monkeypatch.setattr(client_access, "_REFUSAL_DELAY", 2 * WAIT)
+        assert (await _login(limited, "127.0.0.5")).out == "in\n"
         assert (await limited.ssh_with_password(ssh_gateway.token, "-b", "127.0.0.5")).out == "in\n"
 
 
@@ -105,6 +111,20 @@ async def test_a_new_connection_gets_the_place_of_a_silent_one(ssh_gateway: SshG
             writer.close()
 
 
+async def test_an_account_cannot_take_all_connections_nor_an_identity_those_of_its_account(
+    ssh_gateway: SshGatewayWithSshd,
+) -> None:
+    """A quarter of 16, and half of that."""
+    _, token = await ssh_gateway.token_for()
+    login = f"{ssh_gateway.api.vm},{token}"
+    async with ssh_gateway.limited(GatewayLimits(16)) as limited:
+        async with limited.connected(), limited.connected():
+            ended = await limited.ssh("echo in")
+            assert ended.code == 255 and "max 4 for an account, 2 for an identity" in ended.err
+            assert (await limited.ssh("echo in", login=login)).out == "in\n"
+        assert (await limited.ssh("echo in")).out == "in\n"
+
+
 async def _are(count: Callable[[], Awaitable[int]], wanted: int) -> bool:
     return await count() == wanted
 
@@ -141,6 +161,29 @@ async def test_refusals_are_logged_with_the_trace_id_that_the_client_is_told(
     assert await until(ended_in_log, 60)
     logged = [each.getMessage() for each in caplog.records]
     assert not [line for line in logged for secret in (_WRONG, key, ssh_gateway.token) if secret in line]
+
+
+async def test_a_login_that_holds_the_event_loop_is_named_in_the_log(
+    ssh_gateway: SshGatewayWithSshd, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = Access.check
+
+    async def hold(self: Access, vm: str, user: str | None, token: str) -> Login:
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            pass
+        return await check(self, vm, user, token)
+
+    monkeypatch.setattr(Access, "check", hold)
+    with caplog.at_level(logging.WARNING, "stead.watchdog"):
+        async with watching_the_loop():
+            assert (await ssh_gateway.ssh("echo in")).out == "in\n"
+
+            def named() -> bool:
+                held = [line for line in caplog.messages if "event loop was held" in line]
+                return any('call="SSH connection from 127.0.0.1"' in line for line in held)
+
+            await until(named, 60)
 
 
 # The host key

@@ -76,6 +76,9 @@ async def test_the_gateway_has_no_privileges(ssh_gateway: SshGatewayWithSshd) ->
     assert status["NoNewPrivs"] == "1"
     assert not list(Path(f"/proc/{pid}/root").iterdir()), "its root is an empty folder"
     assert Path(f"/proc/{pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+    interfaces = Path(f"/proc/{pid}/net/dev").read_text().splitlines()[2:]
+    assert [line.partition(":")[0].strip() for line in interfaces] == ["lo"]
+    assert Path(f"/proc/{pid}/net/route").read_text().splitlines()[1:] == []
     assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
     arguments = Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes()
     assert b"PRIVATE KEY" not in arguments

@@ -2,10 +2,12 @@
 
 import contextlib
 import itertools
+import os
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -40,13 +42,25 @@ def test_mutated_archives(kind: str) -> None:
     short_run(kind)
 
 
-@pytest.mark.parametrize("name", ["dns-queries", "dns-answers"])
+def test_mutated_json_bodies_in_pieces_and_whole() -> None:
+    short_run("json-bodies")
+
+
+@pytest.mark.parametrize("name", ["dns-queries", "dns-answers", "lookups"])
 def test_mutated_dns_messages(name: str) -> None:
     short_run(name)
 
 
 def test_mutated_ssh_user_names() -> None:
     short_run("ssh-user-names")
+
+
+def test_mutated_messages_of_the_ssh_gateway() -> None:
+    short_run("ssh-gateway")
+
+
+def test_mutated_headers_of_disk_layers() -> None:
+    short_run("qcow2-headers")
 
 
 def test_every_target_has_a_corpus_and_all_of_them_are_small() -> None:
@@ -100,7 +114,34 @@ def test_a_seed_gives_the_same_inputs_again() -> None:
 
 
 def test_command_says_how_many_inputs_were_tried() -> None:
-    command = [sys.executable, str(ROOT / "scripts/fuzz"), "ssh-user-names", "0.02", "--seed", "1", "--blind"]
+    """Of two targets side by side; a table has both."""
+    command = [sys.executable, str(ROOT / "scripts/fuzz"), "ssh-user-names", "dns-queries"]
+    command += ["0.02", "--jobs", "2", "--seed", "1", "--blind"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "ssh-user-names: no findings in" in done.stdout
+    *lines, head, first, second = done.stdout.splitlines()
+    for name in ("ssh-user-names", "dns-queries"):
+        assert any(line.startswith(f"{name}: no findings in ") for line in lines), done.stdout
+    assert head.split() == ["target", "inputs", "seconds", "CPU", "seconds", "MiB", "findings"]
+    for row, name in ((first, "ssh-user-names"), (second, "dns-queries")):
+        cells = row.split()
+        assert cells[0] == name and int(cells[1]) > 0 and cells[-1] == "none", row
+
+
+def test_command_fails_for_a_finding_and_names_its_input(tmp_path: Path) -> None:
+    """The parser is broken for the process of the command alone."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import stead.edge.ssh.user_names as broken\n"
+        "def parse(text):\n"
+        "    raise KeyError(text[:5])\n"
+        "broken.parse_user_name = parse\n"
+    )
+    command = [sys.executable, str(ROOT / "scripts/fuzz"), "ssh-user-names", "0.02", "--blind"]
+    command += ["--findings", str(tmp_path / "kept")]
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 1, done.stdout
+    assert "ssh-user-names: KeyError" in done.stdout
+    assert done.stdout.splitlines()[-1].split()[-1] == "finding"
+    assert list((tmp_path / "kept/ssh-user-names").iterdir())

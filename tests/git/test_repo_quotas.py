@@ -322,6 +322,21 @@ async def test_lfs_quota_before_and_during_upload(user: User) -> None:
     assert 1.5 * MIB < await user.size(repo) < 1.6 * MIB
 
 
+async def test_small_lfs_objects_count_for_their_inodes(user: User) -> None:
+    """ext4 has one inode for 16 KiB: as many small objects as fit the quota leave enough of them."""
+    await user.limit(repo_mib=1)
+    repo = await user.create()
+    small = [f"object {number}".encode() for number in range(4)]
+    places = [f"/{repo}/info/lfs/objects/{hashlib.sha256(each).hexdigest()}" for each in small]
+    for place, content in zip(places[:3], small, strict=False):
+        assert (await user.http.put(place, content=content)).status_code == 200
+    assert 48 << 10 <= await user.size(repo) < 64 << 10
+    assert (await user.commit(repo, MIB - (60 << 10))).status_code == 200
+    full = await user.http.put(places[3], content=small[3])
+    assert full.status_code == 507, full.text
+    assert not list(user.repos.repository(repo).path.glob("lfs/incoming/*"))
+
+
 # Refs
 
 

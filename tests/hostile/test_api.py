@@ -8,14 +8,16 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 import pytest_asyncio
 
-from stead.api import calls
+from stead.api import admission, calls
 from stead.api.server import serving
+from stead.shares import RateLimit
 from support.edge_with_namespaces import EdgeWithNamespaces, edge_with_namespaces
 from support.fake_api import FakeApi, fake_api
 from support.git_client import GitClient
@@ -110,6 +112,7 @@ async def test_waiting_calls_of_an_account_take_no_place_of_another(attacked: At
 async def test_unread_answers_end_and_give_their_places_back(
     attacked: Attacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert calls.STALLED_ANSWER == 60.0
     monkeypatch.setattr(calls, "STALLED_ANSWER", 2.0)
     async with attacked.client("nobody") as stranger:
 
@@ -237,6 +240,55 @@ async def test_git_lfs_works_over_the_edge(attacked: Attacked, git: GitClient) -
     assert pushed.status == 0, pushed.err
     await git("clone", "-q", remote, "mine")
     assert Path(git.home / "mine" / "a.bin").read_bytes() == content
+
+
+# Rates of addresses
+
+_BURST = 20
+_PREFLIGHT = ("-X", "OPTIONS", "-H", "Origin: https://a.example", "-H", "Access-Control-Request-Method: GET")
+
+
+@pytest_asyncio.fixture
+async def limited(tmp_path: Path, root: None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Attacked]:
+    """Its rates allow a burst, and then nothing: their clock stands."""
+    monkeypatch.setattr(admission, "RateLimit", partial(RateLimit, clock=lambda: 0.0))
+    monkeypatch.setattr(admission, "_HEALTH_BURST", _BURST)
+    monkeypatch.setattr(admission, "_HEALTH_INTERVAL", 1.0)
+    async with (
+        fake_api(tmp_path, anonymous_rate=2) as api,
+        edge_with_namespaces(api=lambda listening: serving(api.installation, [listening])) as edge,
+    ):
+        yield Attacked(api, edge)
+
+
+@pytest.mark.parametrize("version", ["--http1.1", "--http2"])
+@pytest.mark.parametrize(
+    ("options", "path", "status"),
+    [
+        ((), "/v1/vms", 401),
+        (("-H", "Authorization: Bearer made-up"), "/v1/vms", 401),
+        ((), "/00000000-0000-4000-8000-000000000000/info/refs?service=git-upload-pack", 401),
+        (_PREFLIGHT, "/v1/vms", 200),
+        ((), "/healthz", 200),
+    ],
+    ids=["no key", "made up key", "git", "preflight", "health"],
+)
+async def test_an_address_that_asks_too_often_loses_its_connection(
+    limited: Attacked, version: str, options: tuple[str, ...], path: str, status: int
+) -> None:
+    client, other = limited.edge.add_vm("client"), limited.edge.add_vm("other")
+    request = (version, *options, f"https://{_NAME}{path}")
+    said = await limited.edge.in_turn(*[request] * (_BURST + 4), source=client)
+    assert said == [f"{status} 1"] + [f"{status} 0"] * (_BURST - 1) + ["429 0"] + ["429 1"] * 3
+    assert await limited.edge.in_turn(request, source=other) == [f"{status} 1"]
+
+
+async def test_the_operator_is_always_told_the_health(limited: Attacked) -> None:
+    said = await limited.edge.in_turn(*[[f"https://{_NAME}/healthz"]] * (2 * _BURST))
+    assert {each[:3] for each in said} == {"200"}
+    async with limited.api.http("nobody") as http:
+        for _ in range(2 * _BURST):
+            assert (await http.get(f"{limited.api.url}/healthz")).status_code == 200
 
 
 # Revocation

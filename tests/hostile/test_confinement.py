@@ -181,9 +181,11 @@ async def test_a_layer_that_it_still_can_write_is_not_the_one_that_others_get(at
 def writable_descriptor(qemu: BrokenQemu, path: Path) -> int:
     process = Path(f"/proc/{qemu.watched.identity.pid}")
     for each in (process / "fd").iterdir():
-        flags = int((process / "fdinfo" / each.name).read_text().split()[3], 8)
-        if each.readlink() == path and flags & os.O_ACCMODE == os.O_RDWR:
-            return int(each.name)
+        # Its launcher may be loading libraries yet.
+        with contextlib.suppress(FileNotFoundError):
+            flags = int((process / "fdinfo" / each.name).read_text().split()[3], 8)
+            if each.readlink() == path and flags & os.O_ACCMODE == os.O_RDWR:
+                return int(each.name)
     raise AssertionError(f"{path} is not open for writing")
 
 

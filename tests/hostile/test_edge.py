@@ -1,12 +1,15 @@
 """Strangers and tenants at the edge: what one of them does takes nothing from the others."""
 
 import asyncio
+import contextlib
 import itertools
+import logging
 import selectors
 import socket
 import ssl
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,14 +17,25 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from cryptography import x509
+from starlette.types import Receive, Scope, Send
 
+from stead.addresses import GATEWAY
 from stead.edge import edge as edges
 from stead.edge import gate
 from stead.edge.connections import limit_rules
 from stead.errors import StartFailed
+from stead.guest.watchdog import watching_the_loop
 from stead.host import authority
 from support.acme_server import AcmeServer
-from support.edge_with_namespaces import EdgeWithNamespaces, echo_app, edge_with_namespaces
+from support.edge_with_namespaces import (
+    EdgeWithNamespaces,
+    FakeVm,
+    Mapping,
+    Mappings,
+    echo_app,
+    edge_with_namespaces,
+)
+from support.http2 import MAX_STREAMS, UnreadStreams
 from support.links import CERTAIN, Side, link, namespace
 from support.waiting import until
 
@@ -102,16 +116,9 @@ async def test_a_client_that_makes_up_names_loses_its_connection(
     monkeypatch.setattr(gate, "_NOT_MAPPED_BURST", 20)
     monkeypatch.setattr(gate, "_NOT_MAPPED_INTERVAL", 60.0)
     async with edge_with_namespaces() as edge_ns:
-        target = f"::127.0.0.1:{edge_ns.public.https_port}"
-        each = ["-sS", version, "--cacert", str(edge_ns.root), "--connect-to", target, "-o", "/dev/null"]
-        each += ["-w", "%{http_code} %{num_connects}\\n"]
-        requests = [
-            word
-            for number in range(24)
-            for word in ("--next", *each, "-H", f"Host: n{number}.style.dev", "https://app.style.dev/")
-        ]
-        curl = await asyncio.create_subprocess_exec("curl", *requests[1:], stdout=asyncio.subprocess.PIPE)
-        said = (await curl.communicate())[0].decode().splitlines()
+        url = "https://app.style.dev/"
+        requests = [(version, "-H", f"Host: n{number}.style.dev", url) for number in range(24)]
+        said = await edge_ns.in_turn(*requests)
         assert said == ["404 1"] + ["404 0"] * 19 + ["429 0"] + ["429 1"] * 3, "connections are opened again"
         # Names that are mapped, and those that are known not to be, are answered as before.
         vm = edge_ns.add_vm("vm")
@@ -231,6 +238,161 @@ async def test_a_new_intermediate_is_used_without_a_restart(
 
         await until(used, 60)
         assert edge_ns.edge.caddy.pid == caddy
+
+
+async def test_a_request_that_holds_the_event_loop_in_the_gate_is_named_in_the_log(
+    edge_ns: EdgeWithNamespaces, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = Mappings.route
+
+    def hold(mappings: Mappings, hostname: str) -> Mapping | None:
+        end = time.monotonic() + (1.5 if hostname == "slow.style.dev" else 0)
+        while time.monotonic() < end:
+            pass
+        return route(mappings, hostname)
+
+    monkeypatch.setattr(Mappings, "route", hold)
+    with caplog.at_level(logging.WARNING, "stead.watchdog"):
+        async with watching_the_loop():
+            assert (await edge_ns.curl("https://slow.style.dev/")).status == 404
+
+            def named() -> bool:
+                held = [line for line in caplog.messages if "event loop was held" in line]
+                return any('call="request for slow.style.dev"' in line for line in held)
+
+            await until(named, 60)
+
+
+# Requests that wait in the gate
+
+
+@contextlib.asynccontextmanager
+async def _unread(
+    edge_ns: EdgeWithNamespaces, host: str, connections: int, source: FakeVm | None = None
+) -> AsyncIterator[list[UnreadStreams]]:
+    """Requests whose answers are not taken: 249 on each connection, from loopback or from a VM."""
+    port = edge_ns.public.https_port
+    async with contextlib.AsyncExitStack() as stack:
+        opened = []
+        for _ in range(connections):
+            over = None if source is None else await source.side.connect(str(GATEWAY), 443)
+            made = UnreadStreams.connected(port, edge_ns.context, host, over)
+            opened.append(await stack.enter_async_context(made))
+        for streams in opened:
+            for _ in range(MAX_STREAMS - 1):
+                await streams.request("GET", host, "/")
+        yield opened
+
+
+def _answered(opened: list[UnreadStreams]) -> int:
+    return sum(streams.statuses for streams in opened)
+
+
+def _never_wakes(edge_ns: EdgeWithNamespaces, name: str, host: str, account: str) -> FakeVm:
+    vm = edge_ns.add_vm(name)
+    vm.up = False
+    vm.waking.clear()
+    edge_ns.map(host, vm.id, account=account)
+    return vm
+
+
+async def test_requests_for_a_vm_that_never_wakes_leave_the_gate_to_others(root: None) -> None:
+    async with edge_with_namespaces() as edge_ns:
+        # So that 5,000 requests do what 28,000 do on a host with all ports.
+        await edge_ns.side.sysctl("net/ipv4/ip_local_port_range", "20000 23000")
+        dead = _never_wakes(edge_ns, "dead", "dead.style.dev", "mallory")
+        vm = edge_ns.add_vm("vm")
+        async with vm.serving(echo_app("alice"), 80), _unread(edge_ns, "dead.style.dev", 20) as opened:
+            await until(lambda: dead.wakes == 1, 60)
+            await until(lambda: _answered(opened) == 20 * (MAX_STREAMS - 1) - 128, 60)
+            for number in range(5):
+                # A new name, for which the gate is asked.
+                edge_ns.map(f"a{number}.style.dev", vm.id, account="alice")
+                answer = await edge_ns.curl(f"https://a{number}.style.dev/")
+                assert answer.status == 200, answer
+                assert (await edge_ns.curl("https://stead.localhost/healthz")).status == 200
+            refused = await edge_ns.curl("https://dead.style.dev/")
+            assert (refused.status, refused.json()["code"]) == (503, "VM_STARTING")
+            assert int(refused.headers["retry-after"]) >= 1
+        # The places are free again when the clients are gone.
+        dead.waking.set()
+        async with dead.serving(echo_app("dead"), 80):
+
+            async def serves() -> bool:
+                return (await edge_ns.curl("https://dead.style.dev/")).status == 200
+
+            await until(serves, 60)
+
+
+async def test_requests_of_one_address_that_wait_leave_the_gate_to_others(root: None) -> None:
+    async with edge_with_namespaces() as edge_ns:
+        _never_wakes(edge_ns, "dead", "dead.style.dev", "mallory")
+        client = edge_ns.add_vm("client")
+        async with _unread(edge_ns, "dead.style.dev", 1, client) as opened:
+            await until(lambda: _answered(opened) == MAX_STREAMS - 1 - 64, 60)
+            waiting = asyncio.create_task(edge_ns.curl("https://dead.style.dev/"))
+            await asyncio.sleep(2)
+            assert not waiting.done(), "another client may wait"
+            waiting.cancel()
+
+
+async def test_requests_that_a_vm_does_not_answer_use_a_bounded_number_of_connections(
+    root: None,
+) -> None:
+    async with edge_with_namespaces() as edge_ns:
+        vm, other = edge_ns.add_vm("slow"), edge_ns.add_vm("other")
+        edge_ns.map("slow.style.dev", vm.id)
+        edge_ns.map("other.style.dev", other.id)
+        begun, go_on = 0, asyncio.Event()
+
+        async def hold(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal begun
+            begun += 1
+            await go_on.wait()
+            await echo_app("slow")(scope, receive, send)
+
+        async with other.serving(echo_app("other"), 80), vm.serving(hold, 80):
+            go_on.set()
+            assert (await edge_ns.curl("https://slow.style.dev/")).status == 200
+            go_on.clear()
+            begun = 0
+            async with _unread(edge_ns, "slow.style.dev", 3) as opened:
+                await until(lambda: begun >= 256, 60)
+                await asyncio.sleep(2)
+                assert begun == 256, "the others wait"
+                assert (await edge_ns.curl("https://other.style.dev/")).status == 200
+                go_on.set()
+                await until(lambda: _answered(opened) == 3 * (MAX_STREAMS - 1), 60)
+
+
+async def test_an_address_wakes_a_limited_number_of_vms(root: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_WAKE_BURST", 3)
+    monkeypatch.setattr(gate, "_WAKE_INTERVAL", 600.0)
+    async with edge_with_namespaces() as edge_ns, contextlib.AsyncExitStack() as stack:
+        client, other = edge_ns.add_vm("client"), edge_ns.add_vm("other")
+        vms = [edge_ns.add_vm(f"vm{number}") for number in range(5)]
+        for vm in vms:
+            vm.up = False
+            edge_ns.map(f"{vm.id}.style.dev", vm.id)
+            await stack.enter_async_context(vm.serving(echo_app(vm.id), 80))
+        urls = [f"https://{vm.id}.style.dev/" for vm in vms]
+        said = await edge_ns.in_turn(*([url] for url in (*urls, urls[0])), source=client)
+        assert [each[:3] for each in said] == ["200"] * 3 + ["429"] * 2 + ["200"]
+        assert said[4] == "429 1", "the connection was closed"
+        assert [vm.wakes for vm in vms] == [1, 1, 1, 0, 0]
+        # Requests to VMs that are up or wake already, and other clients, are served.
+        vms[0].end_run()
+        vms[0].waking.clear()
+        joined = asyncio.create_task(edge_ns.in_turn([urls[0]], source=other))
+        await until(lambda: vms[0].wakes == 2, 60)
+        joining = asyncio.create_task(edge_ns.in_turn([urls[0]], source=client))
+        await asyncio.sleep(1)
+        assert not joining.done()
+        vms[0].waking.set()
+        assert [(await joined)[0][:3], (await joining)[0][:3]] == ["200", "200"]
+        # All clients of a proxy on this host have one address.
+        for url in urls[3:]:
+            assert (await edge_ns.curl(url)).status == 200
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import pytest_asyncio
 from stead import landlock
 from stead.errors import HostError
 from stead.files import give_tree_to
-from stead.host.cgroups import Hierarchy
+from stead.host.cgroups import Hierarchy, detect
 from stead.host.commands import run
 from stead.host.git_groups import GitGroups
 from stead.launcher import Launch
@@ -339,7 +339,7 @@ def test_entries_that_are_skipped_do_not_hold_a_thread(tmp_path: Path) -> None:
     archive.write_bytes(gzip.compress(_tar((".git/large", bytes(32 << 20)), ("a", b"a")), 1))
     found = list(members("tar", archive, ArchiveLimits()))
     pauses = [each for each in found if isinstance(each, ReadingPause)]
-    assert len(pauses) >= 16
+    assert len(pauses) >= 32, "one for each MiB"
     assert [each.name for each in found if not isinstance(each, ReadingPause)] == [".git/large", "a"]
 
 
@@ -550,6 +550,14 @@ async def test_a_repository_that_cannot_be_given_to_its_user_is_not_used(
         assert await mended.repos.repository(ours.id).branches() == []
 
 
+def group_limits(group: str) -> dict[str, str]:
+    """What is written in the files with the limits of a cgroup, by controller."""
+    root = Path("/sys/fs/cgroup")
+    names = ("memory.max", "memory.limit_in_bytes", "pids.max", "cpu.weight", "cpu.shares")
+    files = [base / group / name for base in (root, *root.iterdir()) for name in names]
+    return {file.name.partition(".")[0]: file.read_text().strip() for file in files if file.is_file()}
+
+
 async def test_git_has_the_limits_of_its_account(open_folder: Path) -> None:
     settings = Settings(data=open_folder)
     groups = GitGroups(settings)
@@ -558,7 +566,14 @@ async def test_git_has_the_limits_of_its_account(open_folder: Path) -> None:
         if not prefix:
             pytest.skip("cgroups are not writable")
         inside = (await run(*prefix, "cat", "/proc/self/cgroup")).stdout.decode()
-        assert f"/stead-{settings.instance}-git/{UIDS.start}" in inside
+        group = f"stead-{settings.instance}-git/{UIDS.start}"
+        assert f"/{group}" in inside
+        limits = group_limits(group)
+        assert set(limits) == set(detect().controllers)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        assert int(limits.get("memory", 1)) <= memory // 4
+        assert limits.get("pids", "512") == "512"
+        assert limits.get("cpu", "100") in ("100", "1024"), "the default weight: an equal share"
         git = Git(open_folder / "config", Confinement(UIDS, groups.enter))
         assert git.command(Launch(["git", "version"]), UIDS.start)[: len(prefix)] == list(prefix)
         await git.close()

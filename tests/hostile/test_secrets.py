@@ -28,6 +28,7 @@ from support.domain_calls import calling
 from support.fake_api import FakeApi, fake_api
 from support.installations import delete_all, other_settings
 from support.run_cli import PROGRAM, Result, Shell, environment_of, stead
+from support.scripted_server import Reply, scripted
 
 SECRET = re.compile(r"stead_[A-Za-z0-9_-]{43}")
 
@@ -236,6 +237,24 @@ async def test_identity_cannot_create_a_vm_again_that_its_owner_deleted(api: Fak
 # Process lists and networks
 
 
+def test_key_of_a_file_is_sent(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("stead_secret\n")
+    named: list[str] = ["--key-file", str(key)]
+    with scripted(*[Reply(content={"accountId": "a"})] * 2) as script:
+        for options, variables in ((named, {}), ([], {"STEAD_API_KEY_FILE": str(key)})):
+            done = subprocess.run(
+                [PROGRAM, "whoami", *options],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                env={"PATH": "/usr/bin:/bin", "STEAD_API_URL": script.url, **variables},
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+    assert [request.headers["authorization"] for request in script.seen] == ["Bearer stead_secret"] * 2
+
+
 def test_key_as_an_argument_warns_and_a_file_does_not(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("stead_secret\n")
@@ -320,4 +339,7 @@ async def test_vms_have_no_page_of_their_template_in_common(settings: Settings, 
             await first.suspend()
             for machine in (fork, first):
                 assert (await machine.exec("cat /run/memory")).stdout == b"kept\n"
+            files = [memory_files(pid, size) for pid in running_machines(other)]
+            assert len(files) == 3
+            assert sum(map(len, files)) == len(set[tuple[str, str]]().union(*files)), files
             await delete_all(opened)

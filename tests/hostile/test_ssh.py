@@ -103,6 +103,15 @@ async def test_new_keys_before_the_login_end_the_connection(ssh_gateway: SshGate
     assert exchanges == 1
 
 
+async def test_only_key_exchanges_over_modern_curves_are_offered(ssh_gateway: SshGatewayWithSshd) -> None:
+    ended = await ssh_gateway.ssh("-vv", "echo in")
+    _, _, proposal = ended.err.partition("peer server KEXINIT proposal")
+    offered = proposal.partition("KEX algorithms: ")[2].splitlines()[0].split(",")
+    modern = {"mlkem768x25519-sha256", "curve25519-sha256", "curve25519-sha256@libssh.org"}
+    markers = {"ext-info-s", "kex-strict-s-v00@openssh.com"}
+    assert "curve25519-sha256" in offered and set(offered) <= modern | markers, ended.err
+
+
 @pytest.mark.parametrize(
     "algorithm", ["diffie-hellman-group14-sha256", "diffie-hellman-group18-sha512", "ecdh-sha2-nistp521"]
 )

@@ -14,10 +14,11 @@ from stead.errors import HostError
 from stead.files import raise_descriptor_limit, sync_file
 from stead.host import checkpoints, disks
 from stead.host.commands import run
-from stead.host.disk_process import grow
+from stead.host.disk_process import DiskProcess, grow
 from stead.host.local import _host_cpu
 from stead.host.sandbox import Sandbox
 from stead.installation import open_machines
+from stead.processes import ProcessId, of_user
 from stead.settings import Settings
 from support.installations import other_settings
 
@@ -75,8 +76,15 @@ async def test_a_disk_that_is_a_fifo_cannot_be_grown(fifo: Path) -> None:
 
 
 async def test_a_layer_is_grown_by_a_user_without_rights(
-    root: None, settings: Settings, tmp_path: Path
+    root: None, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    resize, processes = DiskProcess.grow, list[list[ProcessId]]()
+
+    async def look_and_grow(process: DiskProcess, layer: str, size: int) -> None:
+        processes.append(list(of_user(settings.disk_uid)))
+        await resize(process, layer, size)
+
+    monkeypatch.setattr(DiskProcess, "grow", look_and_grow)
     path = tmp_path / "layer.qcow2"
     disks.make_layer(path, 20 << 30)
     sandbox = Sandbox()
@@ -85,6 +93,7 @@ async def test_a_layer_is_grown_by_a_user_without_rights(
             await grow(sandbox, settings.disk_uid, path, size)
     finally:
         sandbox.close()
+    assert [len(each) for each in processes] == [1]
     facts = json.loads((await run("qemu-img", "info", "--output=json", path)).stdout)
     assert facts["virtual-size"] == 4096 << 30
     await run("qemu-img", "check", "-q", path)

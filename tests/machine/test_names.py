@@ -158,6 +158,48 @@ async def test_other_name_servers_of_the_host_are_followed(
         assert two_vms.processes() == processes
 
 
+async def test_name_servers_of_the_host_are_followed_after_an_error(
+    two_vms: NetworkWithTwoVms, changing: pytest.MonkeyPatch
+) -> None:
+    now, known = IPv4Address(int(UPSTREAM) + 3), IPv4Address("192.0.2.83")
+    failed = 0
+
+    def fail() -> list[IPv4Address]:
+        nonlocal failed
+        failed += 1
+        raise ValueError("made up")
+
+    async with (
+        serving_dns(now, known),
+        GuestResolver.running(two_vms.settings, two_vms.network, ("style.dev",)),
+        in_background(network._follow_resolvers(two_vms.settings), "follow the host's name servers"),
+    ):
+        assert await two_vms.address_of("one.example.com") == PUBLIC
+        changing.setattr(addresses, "resolvers", fail)
+        # dnsmasq's list, and the host's rules.
+        await until(lambda: failed >= 2, 60)
+        changing.setattr(addresses, "resolvers", lambda: [now])
+        await _answered(two_vms, known)
+
+
+async def test_connections_to_deleted_vms_are_looked_for_after_an_error(
+    two_vms: NetworkWithTwoVms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_ORPHANS", 0.05)
+    errors = iter([OSError(2, "made up"), ValueError("made up")])
+    looked = 0
+
+    def destroy(slots: set[int]) -> None:
+        nonlocal looked
+        if error := next(errors, None):
+            raise error
+        looked += 1
+
+    monkeypatch.setattr(network, "destroy_orphans", destroy)
+    async with in_background(two_vms.network._destroy_orphans()):
+        await until(lambda: looked >= 2, 60)
+
+
 async def test_dnsmasq_runs_as_its_own_user_and_is_restarted(
     two_vms: NetworkWithTwoVms, resolver: GuestResolver
 ) -> None:

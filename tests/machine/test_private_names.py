@@ -157,6 +157,10 @@ async def test_a_private_address_has_a_name(vpc_pair: VpcPair, address: str) -> 
     assert await ask(vpc_pair.theirs, reverse, "PTR") == ("NXDOMAIN", [])
     asked = dns.message.make_query(reverse, "PTR").to_wire()[12:]
     assert asked not in vpc_pair.asked
+    # That of a VM without a VPC is for the host's resolver.
+    assert expected not in (await ask(vpc_pair.outside, reverse, "PTR"))[1]
+    assert asked in vpc_pair.asked
+    vpc_pair.asked.remove(asked)
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "172.15.0.1", "172.32.0.1", "192.169.0.1", "110.0.0.1"])

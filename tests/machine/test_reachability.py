@@ -16,9 +16,10 @@ import pytest_asyncio
 
 from stead import addresses
 from stead.host import network as host_network
-from stead.host.interface import Nic, PrivateNetwork, VmSlot
+from stead.host.interface import Nic, PrivateNetwork, VmSlot, WireGuardTunnel
 from stead.host.namespaces import NamespaceThread
 from stead.host.network import Network
+from stead.networks.tunnels import TunnelSession
 from stead.settings import Settings
 from support import packet_probes as probes
 from support.laptop import Laptop, laptop, session_into, written
@@ -40,7 +41,7 @@ VMS = {
     "stranger": VmSlot("stranger", 21, Nic(STRANGERS.id, RANGE[1])),
     "plain": VmSlot("plain", 30),
 }
-LAPTOPS = {"laptop": OURS, "strangers-laptop": STRANGERS}
+LAPTOPS = {"laptop": OURS, "strangers-laptop": STRANGERS, "colleagues-laptop": OURS}
 
 # From whom, to which address: who gets it, by every protocol over IPv4. `stranger` has the address of `vm`.
 REACHES = {
@@ -50,6 +51,11 @@ REACHES = {
     ("neighbour", "laptop"): "laptop",
     ("laptop", "vm"): "vm",
     ("laptop", "neighbour"): "neighbour",
+    # Clients of one VPC reach its VMs, and not each other.
+    ("vm", "colleagues-laptop"): "colleagues-laptop",
+    ("neighbour", "colleagues-laptop"): "colleagues-laptop",
+    ("colleagues-laptop", "vm"): "vm",
+    ("colleagues-laptop", "neighbour"): "neighbour",
     ("stranger", "laptop"): "strangers-laptop",
     ("strangers-laptop", "vm"): "stranger",
     # The server: mapped domains, SSH and forwarded ports.
@@ -148,11 +154,14 @@ async def _set_up(
     # The same addresses as those of `vm` and of `outer-plain`.
     del targets["stranger"], targets["plain"]
     computers = [stack.enter_context(laptop(number)) for number in range(len(LAPTOPS))]
+    tunnels: dict[str, WireGuardTunnel] = {}
     for computer, (name, vpc) in zip(computers, LAPTOPS.items(), strict=True):
-        device = await _join(network, computer, vpc, folder, stack)
+        session, tunnels[vpc.id] = session_into(vpc, computer, tunnels.get(vpc.id))
+        await network.vpcs.set_tunnel(tunnels[vpc.id])
+        device = await _join(computer, session, folder, stack)
         watch = probes.watched(seen, name, computer.side.thread, device, frames=False)
         wires[name] = Wire(await stack.enter_async_context(watch), device)
-        sources[name] = addresses.TUNNELS[2]
+        sources[name] = session.address
     _, outer, inner, _ = host_network._names(settings)
     own_thread = NamespaceThread.named(Path("/proc/self/ns/net"))
     stack.callback(own_thread.close)
@@ -169,7 +178,8 @@ async def _set_up(
     assert found.link is not None
     sources["host"] = found.link[1]
     targets |= {
-        "laptop": addresses.TUNNELS[2],
+        "laptop": sources["laptop"],
+        "colleagues-laptop": sources["colleagues-laptop"],
         "tunnel-server": addresses.TUNNEL_SERVER,
         "gateway": addresses.GATEWAY,
         "router": addresses.VPC_ROUTER,
@@ -181,12 +191,10 @@ async def _set_up(
 
 
 async def _join(
-    network: Network, computer: Laptop, vpc: PrivateNetwork, folder: Path, stack: contextlib.AsyncExitStack
+    computer: Laptop, session: TunnelSession, folder: Path, stack: contextlib.AsyncExitStack
 ) -> str:
     """A client that sends everything into its tunnel, not only what its configuration names."""
-    session, tunnel = session_into(vpc, computer)
-    await network.vpcs.set_tunnel(tunnel)
-    config = session.config.replace(f"AllowedIPs = {vpc.cidr}", "AllowedIPs = 0.0.0.0/0, ::/0")
+    config = session.config.replace(f"AllowedIPs = {session.cidr}", "AllowedIPs = 0.0.0.0/0, ::/0")
     config = config.replace("[Interface]\n", "[Interface]\nTable = off\n")
     path = written(folder, session, config)
     await stack.enter_async_context(computer.joined(path))

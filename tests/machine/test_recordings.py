@@ -44,7 +44,7 @@ async def test_output_is_recorded_and_returned(shared: Machine) -> None:
     assert (second.stdout, second.stderr) == (b"four", b"three\n")
     kept = await on(shared, recordings.output, "main")
     assert kept in (b"one\r\ntwo\nthree\nfour", b"one\r\ntwo\nfourthree\n")
-    lines = await on(shared, recordings.logs, "main")
+    lines = list(await on(shared, recordings.logs, "main"))
     assert [line.text for line in lines[:2]] == ["one", "two"]
     times = [line.at for line in lines]
     assert before < times[0] <= times[1] <= times[2] < time.time() + 60

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import os
 import tarfile
 import tempfile
@@ -25,6 +26,7 @@ from support.serve_process import client_of
 
 pytestmark = pytest.mark.heavy
 LARGE = 3 << 20
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,11 @@ async def _large_push(hosting: Hosting) -> Said:
 
 
 async def _small_push(hosting: Hosting) -> Said:
-    return await hosting.push(hosting.objects.commit(hosting.tip), "small")
+    return await hosting.push(hosting.objects.commit(hosting.tip), f"small-{next(_numbers)}")
 
 
 async def _branch_by_push(hosting: Hosting) -> Said:
-    return await hosting.push(hosting.tip, "pushed")
+    return await hosting.push(hosting.tip, f"pushed-{next(_numbers)}")
 
 
 async def _large_files(hosting: Hosting) -> Said:
@@ -154,7 +156,9 @@ async def _small_commit(hosting: Hosting) -> Said:
 
 
 async def _branch(hosting: Hosting) -> Said:
-    return await hosting.call("POST", f"/{hosting.repo}/git/refs/heads/branch", {"sha": hosting.tip})
+    return await hosting.call(
+        "POST", f"/{hosting.repo}/git/refs/heads/branch-{next(_numbers)}", {"sha": hosting.tip}
+    )
 
 
 async def _default_branch(hosting: Hosting) -> Said:
@@ -184,8 +188,18 @@ _LARGE = (_large_push, _large_files, _large_commit, _import_files, _import_archi
 _SMALL = (_small_push, _branch_by_push, _small_commit, _branch, _default_branch, _create)
 
 
+_BELOW_FLOOR = 512 << 10
+"""Free bytes that are left to others: git would fit into them."""
+_STORING = tuple(each for each in _SMALL if each is not _default_branch)
+
+
 @pytest.mark.parametrize(
-    ("attempt", "left"), [*((each, _SOME) for each in _LARGE), *((each, 0) for each in _SMALL)]
+    ("attempt", "left"),
+    [
+        *((each, _SOME) for each in _LARGE),
+        *((each, 0) for each in _SMALL),
+        *((each, _BELOW_FLOOR) for each in _STORING),
+    ],
 )
 async def test_full_disk_is_reported_and_leaves_nothing(
     hosting: Hosting, attempt: Callable[[Hosting], Awaitable[Said]], left: int

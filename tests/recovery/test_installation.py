@@ -86,7 +86,7 @@ def test_the_quarantine_keeps_files_for_days(tmp_path: Path) -> None:
     assert {path.name for path in (today / "machines").iterdir()} == {"a", "a.1"}
     quarantine.prune()
     assert (today / "machines/a.1/disk").read_text() == "data"
-    for age, kept in ((6, True), (9, False)):
+    for age, kept in ((7, True), (8, False)):
         old = quarantine.folder / f"{datetime.now(UTC) - timedelta(days=age):%Y-%m-%d}"
         today.rename(old)
         quarantine.prune()

@@ -39,7 +39,7 @@ _WRITES: dict[type, tuple[str, ...]] = {
 _ORDERS = frozenset(
     {
         *("stop", "cont", "xen-save-devices-state", "migrate-incoming"),
-        *("blockdev-add", "blockdev-snapshot", "blockdev-del"),
+        *("blockdev-add", "blockdev-snapshot", "blockdev-del", "block_resize"),
         "/v1/shutdown",
     }
 )
@@ -168,7 +168,8 @@ class Driver:
         self.machines = machines
         # Operations that are held keep what they hold: none of it may be in the way of the others.
         here = inside(machines)
-        here.slots._total = here.slots._per_key = 1000
+        for limit in (here.slots, here.slots.unfinished, here.captures):
+            limit._total = limit._per_key = 1000
         here.slots._release_after = None
         here.journal._allocating = contextlib.nullcontext()  # type: ignore[assignment]
         here.quotas._lock = contextlib.nullcontext()  # type: ignore[assignment]
@@ -317,7 +318,7 @@ async def main(data: str, cache: str, operation: str) -> None:
                 else:
                     report = await driver.crash_everywhere(operation)
             except BaseException:
-                # Before the installation closes: the operations that are held would end with errors of their own.
+                # Before the installation closes, which ends the held operations with other errors.
                 traceback.print_exc()
                 os._exit(4)
             print(json.dumps(asdict(report)), flush=True)

@@ -16,7 +16,7 @@ from stead.store.machines import MachineRow, MachineStore
 from support.databases import put_database
 
 ZONES = ("stead.localhost", "style.dev")
-RESERVED = ("api.freestyle.sh",)
+RESERVED = ("api.freestyle.sh", "git.freestyle.sh", "vm-ssh.freestyle.sh")
 
 
 @dataclass

@@ -7,7 +7,7 @@ import secrets
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -220,6 +220,19 @@ class EdgeWithNamespaces:
         )
         stdout, stderr = await done.communicate()
         return Answer.parse(stdout, done.returncode or 0, stderr.decode())
+
+    async def in_turn(self, *requests: Sequence[str], source: FakeVm | None = None) -> list[str]:
+        """`STATUS CONNECTS` of requests of one curl, here or in a VM: 1 where it had to connect."""
+        target = f"127.0.0.1:{self.public.https_port}" if source is None else f"{GATEWAY}:443"
+        each = ["-sS", "--cacert", str(self.root), "--connect-to", f"::{target}", "-o", "/dev/null"]
+        each += ["-w", "%{http_code} %{num_connects}\\n"]
+        command = [] if source is None else ["ip", "netns", "exec", source.side.name]
+        done = await asyncio.create_subprocess_exec(
+            *(*command, "curl"),
+            *[word for request in requests for word in ("--next", *each, *request)][1:],
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return (await done.communicate())[0].decode().splitlines()
 
     @contextlib.asynccontextmanager
     async def connected(

@@ -21,8 +21,8 @@ SETTINGS = Settings(default_size=SIZE, pool=0, idle_timeout=None)
 
 
 @contextlib.asynccontextmanager
-async def installation(**changes: Any) -> AsyncIterator[FakeServer]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+async def installation(parent: Path = Path("/dev/shm"), **changes: Any) -> AsyncIterator[FakeServer]:
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
         async with World() as world:
             server = FakeServer(world, SETTINGS.replace(data=Path(folder), **changes))
             await server.start()
@@ -93,6 +93,10 @@ async def audit(server: FakeServer) -> None:
             assert processes[record.id].awake.is_set() == isinstance(record.state, Running)
             assert processes[record.id].layers[0].name == record.state.top
             assert processes[record.id].disk == await disk_of(server, record)
+            # A crash during a resize leaves a disk larger than its row says.
+            assert processes[record.id].layers[0].size_gib >= record.size.disk_gib
+            assert processes[record.id].disk_gib >= record.size.disk_gib
+            assert int(processes[record.id].disk.get("fs", Size.MIN_DISK_GIB)) == record.size.disk_gib
         if isinstance(record.state, Suspended):
             assert world.saved[record.state.checkpoint].disk == await disk_of(server, record)
     tops = {record.id: top_of(record.state) for record in records}

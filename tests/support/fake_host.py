@@ -9,9 +9,10 @@ import contextlib
 import socket
 from collections import ChainMap
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from stead.disk_marks import DiskSpace
 from stead.errors import CapacityExceeded, CheckpointUnusable, DiskSpaceExceeded, HostError
 from stead.guest.agent import Agent
 from stead.host.interface import (
@@ -27,6 +28,7 @@ from stead.host.interface import (
     VmSlot,
     WireGuardTunnel,
     narrowed,
+    template_size,
 )
 from stead.limits import HostResources
 from stead.processes import ProcessId
@@ -63,6 +65,8 @@ class FakeHost:
         self.calls: list[str] = []
         self.states: list[FakeState] = []
         """All captured and opened memory: each is closed by whom it was handed to."""
+        self.bounded: list[str] = []
+        """VMs whose log was cut, if it was long."""
         self._faults: list[Fault] = []
         self._remaining: int | None = None
         self._agents: list[Agent] = []
@@ -163,12 +167,16 @@ class FakeHost:
     def has_disk_room(self) -> bool:
         return not self.world.full
 
+    def disk_space(self) -> DiskSpace:
+        return self.world.disk_space()
+
     # Processes
 
     async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
         with self.call("restore"):
             await asyncio.sleep(0)
-            return self.world.start(vm_slot, disk.template.size, disk, awake=True).id
+            size = disk.template.size
+            return self.world.start(vm_slot, size, disk, awake=True, disk_gib=size.disk_gib).id
 
     async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId:
         with self.call("boot"):
@@ -186,7 +194,8 @@ class FakeHost:
                 self.world.violations.append("closed memory restored")
             if captured.base is not None and captured.base not in self.world.templates:
                 raise CheckpointUnusable("its template is missing")
-            process = self.world.start(vm_slot, captured.size, disk, awake=False)
+            gib = captured.disk_gib
+            process = self.world.start(vm_slot, captured.size, disk, awake=False, disk_gib=gib)
         yield FakeRestore(self, process, captured)
 
     async def connect(self, machine: str, process: ProcessId) -> Vm:
@@ -280,6 +289,8 @@ class FakeVm:
     def __init__(self, host: FakeHost, process: Process) -> None:
         self._host = host
         self._process = process
+        self._held = False
+        self._paused = False
 
     @property
     def process(self) -> ProcessId:
@@ -323,19 +334,39 @@ class FakeVm:
 
     async def pause(self) -> None:
         async with self._order("pause") as process:
-            process.awake.clear()
+            self._pause(process)
 
     async def resume(self) -> None:
         async with self._order("resume") as process:
-            process.awake.set()
+            self._continue(process)
 
     async def resume_if_paused(self) -> None:
         async with self._order("resume_if_paused") as process:
-            process.awake.set()
+            self._continue(process)
 
     async def resume_after_crash(self) -> None:
         async with self._order("resume_after_crash") as process:
+            self._continue(process)
+
+    def _pause(self, process: Process) -> None:
+        self._paused = True
+        process.awake.clear()
+
+    def _continue(self, process: Process) -> None:
+        self._paused = False
+        if not self._held:
             process.awake.set()
+
+    async def hold(self) -> None:
+        async with self._order("hold") as process:
+            self._held = True
+            process.awake.clear()
+
+    async def end_hold(self) -> None:
+        async with self._order("end_hold") as process:
+            self._held = False
+            if not self._paused:
+                process.awake.set()
 
     async def power_down(self) -> None:
         async with self._order("power_down") as process:
@@ -355,6 +386,12 @@ class FakeVm:
         async with self._order("drop_layer") as process:
             process.spare.pop(layer, None)
 
+    async def resize_disk(self, layer: str, size_gib: int) -> None:
+        async with self._order("resize_disk") as process:
+            if process.layers[0].name != layer:
+                self._host.world.violations.append("grew a layer that is not the top")
+            process.layers[0].size_gib = process.disk_gib = size_gib
+
     async def written_layer(self) -> str:
         async with self._order("written_layer") as process:
             return process.layers[0].name
@@ -363,7 +400,7 @@ class FakeVm:
         self, size: Size, base: str | None, *, layer: str, to: str
     ) -> tuple[CapturedState, Pause]:
         async with self._order("capture") as process:
-            process.awake.clear()
+            self._pause(process)
         async with self._order("switch") as process:
             state = self._state(size, base)
             if process.layers[0].name != layer:
@@ -375,16 +412,17 @@ class FakeVm:
 
     async def save_and_pause(self, size: Size, base: str | None, checkpoint: str) -> None:
         async with self._order("pause") as process:
-            process.awake.clear()
+            self._pause(process)
         async with self._order("save_and_pause"):
             self._host.world.saved[checkpoint] = self._state(size, base)
 
     def _state(self, size: Size, base: str | None) -> FakeState:
         process = self._process
-        return FakeState(size, base, dict(process.memory), dict(process.cache), process.disk)
+        memory, cache = dict(process.memory), dict(process.cache)
+        return FakeState(size, base, memory, cache, process.disk, process.disk_gib)
 
     def bound_log(self) -> None:
-        pass
+        self._host.bounded.append(self._process.vm_slot.machine)
 
 
 class FakeDisks:
@@ -481,7 +519,7 @@ class FakeTemplates:
         self._host = host
 
     async def find(self, size: Size) -> Template | None:
-        return self.load(f"template-{size}")
+        return self.load(f"template-{template_size(size)}")
 
     def load(self, template_id: str) -> Template | None:
         return self._host.world.templates.get(template_id)
@@ -489,6 +527,7 @@ class FakeTemplates:
     async def ensure(self, size: Size, report: Report) -> Template:
         with self._host.call("templates.ensure"):
             await asyncio.sleep(0)
+            size = template_size(size)
             template = FakeTemplate(f"template-{size}", size)
             return self._host.world.templates.setdefault(template.id, template)
 
@@ -565,7 +604,7 @@ class FakeCheckpoints:
             kept = self._world.saved.get(checkpoint)
             if kept is None or checkpoint in self._world.unusable or kept.size != size:
                 raise CheckpointUnusable("saved by another version")
-            state = FakeState(kept.size, kept.base, kept.memory, kept.cache, kept.disk, kept.corrupt)
+            state = replace(kept, closed=False)
             self._host.states.append(state)
             return state
 

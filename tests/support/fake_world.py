@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from stead.disk_marks import DiskSpace
 from stead.errors import HostError
 from stead.host.interface import Disk, PrivateNetwork, VmSlot, WireGuardTunnel
 from stead.limits import HostResources
@@ -51,6 +52,7 @@ class FakeState:
     memory: dict[str, str]
     cache: dict[str, str]
     disk: dict[str, str]
+    disk_gib: int
     corrupt: bool = False
     """Found only when it is loaded."""
     memory_bytes: int = 1 << 20
@@ -69,6 +71,8 @@ class Process:
     size: Size
     layers: list[Layer]
     """Top first; open, so that renamed and removed ones stay readable."""
+    disk_gib: int
+    """The size of the disk that the guest's kernel knows; in a restored guest, that of the saved memory."""
     memory: dict[str, str] = field(default_factory=dict)
     cache: dict[str, str] = field(default_factory=dict)
     """Written by the guest, not yet on its disk."""
@@ -128,7 +132,8 @@ class World:
         self.resources = HostResources(cpus=16, memory_mib=1 << 20, disk_gib=1 << 16)
         self.free_memory = 1 << 40
         self.memory_short = False
-        self.free_disk = 1 << 40
+        self.disk_space = lambda: DiskSpace(1 << 40, 1 << 41)
+        """The file system with the disks of VMs."""
         self.full_at: int | None = None
         """Files and VMs at which the disk is full."""
         self._pids = itertools.count(1000)
@@ -142,7 +147,10 @@ class World:
         (process,) = self.alive(machine)
         return process
 
-    def start(self, vm_slot: VmSlot, size: Size, disk: Disk, *, awake: bool) -> Process:
+    def start(
+        self, vm_slot: VmSlot, size: Size, disk: Disk, *, awake: bool, disk_gib: int | None = None
+    ) -> Process:
+        """Start a process; `disk_gib` is what the kernel of a restored guest knows of its disk."""
         template = self.templates.get(disk.template.id)
         top = self.folders.get(vm_slot.machine, {}).get(disk.top)
         missing = [file for file in disk.frozen if file not in self.files]
@@ -154,7 +162,7 @@ class World:
             self.violations.append(f"two processes in slot {vm_slot.number}")
         pid = next(self._pids)
         layers = [top, *(self.files[file] for file in disk.frozen)]
-        process = Process(ProcessId(pid, pid), vm_slot, size, layers)
+        process = Process(ProcessId(pid, pid), vm_slot, size, layers, disk_gib or top.size_gib)
         self.join(process, vm_slot)
         if awake:
             process.awake.set()
@@ -280,7 +288,7 @@ class Guest:
         """`write` is durable, `cache` is in the page cache, `remember` is in memory; each has its reader."""
         process = self._process
         words = argv[-1].split()
-        said = ""
+        said, failure = "", ""
         match words:
             case ["write", name, value]:
                 process.layers[0].data[name] = value
@@ -292,8 +300,14 @@ class Guest:
                 said = (process.disk | process.cache).get(name, "")
             case ["recall", name]:
                 said = process.memory.get(name, "")
-            case ["resize2fs", _]:
-                process.layers[0].data["fs"] = str(process.layers[0].size_gib)
-        result = {"exit_code": 0, "signal": None, "timed_out": False, "duration_us": 1, "oom": None}
-        frames = ((0, b'{"id": "one", "pid": 1}'), (1, said.encode()), (3, json.dumps(result).encode()))
+            case _ if "resize2fs" in words:
+                # Only when the kernel knows a disk of so many sectors.
+                if process.disk_gib << 21 < int(words[words.index("-ge") + 1]):
+                    failure = f"the guest's disk has {process.disk_gib << 21} sectors"
+                else:
+                    process.layers[0].data["fs"] = str(process.disk_gib)
+        status = 1 if failure else 0
+        result = {"exit_code": status, "signal": None, "timed_out": False, "duration_us": 1, "oom": None}
+        started, ended = b'{"id": "one", "pid": 1}', json.dumps(result).encode()
+        frames = ((0, started), (1, said.encode()), (2, failure.encode()), (3, ended))
         return b"".join(struct.pack(">B3xI", kind, len(text)) + text for kind, text in frames)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import socket
 import socketserver
 import struct
@@ -13,6 +12,7 @@ from typing import Any
 
 from stead.guest.agent import Agent
 
+_BATCH = 256 << 10
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -83,8 +83,16 @@ async def hostile(answer: Callable[[], Iterator[bytes] | list[bytes]]) -> AsyncI
 
 
 def _batches(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    while batch := b"".join(itertools.islice(pieces, 5000)):
-        yield batch
+    """Many short pieces at once, and no more long ones than are sent."""
+    batch, count = bytearray(), 0
+    for piece in pieces:
+        batch += piece
+        count += 1
+        if count == 5000 or len(batch) >= _BATCH:
+            yield bytes(batch)
+            batch.clear()
+            count = 0
+    yield bytes(batch)
 
 
 @contextlib.asynccontextmanager

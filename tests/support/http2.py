@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
 
@@ -40,9 +41,13 @@ class UnreadStreams:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def connected(cls, port: int, context: ssl.SSLContext, name: str) -> AsyncIterator["UnreadStreams"]:
+    async def connected(
+        cls, port: int, context: ssl.SSLContext, name: str, over: socket.socket | None = None
+    ) -> AsyncIterator["UnreadStreams"]:
+        """`over` is a connection that was made before, such as one from another namespace."""
         context.set_alpn_protocols(["h2"])
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
+        where = {"host": "127.0.0.1", "port": port} if over is None else {"sock": over}
+        reader, writer = await asyncio.open_connection(**where, ssl=context, server_hostname=name)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         writer.write(frame(_SETTINGS, 0, 0, _INITIAL_WINDOW_SIZE.to_bytes(2) + bytes(4)))
         streams = cls(reader, writer)

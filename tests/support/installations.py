@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from stead.host.authority import CERTIFICATE_FILE, create_root
 from stead.host.interface import Disk, narrowed
 from stead.host.local import LocalHost
@@ -114,6 +116,27 @@ def small_disk(mib: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", folder], check=True)
         try:
+            with reaped(Path(folder)):
+                yield Path(folder)
+        finally:
+            _unmount(folder)
+
+
+@contextlib.contextmanager
+def small_ext4(mib: int) -> Iterator[Path]:
+    """A folder on an ext4 file system of its own, on a loop device."""
+    with (
+        tempfile.TemporaryDirectory(prefix="stead-test-", dir="/var/tmp") as folder,
+        tempfile.NamedTemporaryFile(prefix="stead-test-disk-", dir="/var/tmp") as image,
+    ):
+        image.truncate(mib << 20)
+        made = subprocess.run(["mkfs.ext4", "-q", "-F", image.name], capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+        mounted = subprocess.run(["mount", "-o", "loop", image.name, folder], capture_output=True, text=True)
+        if mounted.returncode:
+            pytest.skip(f"this host allows no loop device: {mounted.stderr.strip()}")
+        try:
+            Path(folder).chmod(0o711)
             with reaped(Path(folder)):
                 yield Path(folder)
         finally:

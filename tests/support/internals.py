@@ -19,6 +19,7 @@ class Internals:
         self.disks = engine.disks
         self.events = engine.events
         self.slots = engine.slots
+        self.captures = engine.captures
         self.tasks = engine.tasks
         # Operations and background work
         self.pool = machines._pool
@@ -27,6 +28,7 @@ class Internals:
         self.wake = machines._start.wake
         self.capture = machines._fork.capture
         self.eviction = machines._eviction
+        self.disk_watch = machines._disk_watch
         self.deletion = machines._deletion
         self.recovery = machines._recovery
         # Rows

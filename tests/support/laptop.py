@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
@@ -85,26 +85,29 @@ def laptop(number: int = 0) -> Iterator[Laptop]:
         yield Laptop(side, network[1])
 
 
-def session_into(vpc: PrivateNetwork, computer: Laptop) -> tuple[TunnelSession, WireGuardTunnel]:
-    """A session for one computer, and the tunnel that the host has to make for it."""
-    server, (private, public) = _new_keys()[0], _new_keys()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("0.0.0.0", 0))
-        port = int(probe.getsockname()[1])
+def session_into(
+    vpc: PrivateNetwork, computer: Laptop, beside: WireGuardTunnel | None = None
+) -> tuple[TunnelSession, WireGuardTunnel]:
+    """A session for one computer, and the tunnel that the host has to make for it and those `beside` it."""
+    private, public = _new_keys()
+    if beside is None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind(("0.0.0.0", 0))
+            beside = WireGuardTunnel(vpc, int(probe.getsockname()[1]), _new_keys()[0], ())
     session = TunnelSession(
         id=_new_id(),
         vpc=vpc.id,
         cidr=vpc.cidr,
         endpoint=str(computer.host),
-        port=port,
+        port=beside.port,
         interface="",
-        server_key=_public(server),
+        server_key=_public(beside.private_key),
         public_key=public,
         private_key=private,
-        address=TUNNELS[2],
+        address=TUNNELS[2 + len(beside.peers)],
         expires_at=0,
     )
-    return session, WireGuardTunnel(vpc, port, server, (Peer(public, session.address),))
+    return session, replace(beside, peers=(*beside.peers, Peer(public, session.address)))
 
 
 def written(folder: Path, session: TunnelSession, config: str | None = None) -> Path:

@@ -1,5 +1,7 @@
 """Admission of calls: shares of accounts, identities and addresses, and rates, without IO."""
 
+import contextlib
+
 import pytest
 
 from stead.api.admission import Admission
@@ -65,6 +67,18 @@ async def test_strangers_take_no_places_of_accounts() -> None:
                 break
     assert len(places) == 100
     assert len(await filled(admission, Caller("a"), Caller("b"), Caller("c"), Caller("d"))) == 800
+
+
+async def test_strangers_take_no_places_of_webhooks() -> None:
+    admission = Admission(800, LARGE, LARGE)
+    for number in range(100):
+        with contextlib.suppress(ApiError):
+            while True:
+                await admission.anonymous_place(f"198.51.100.{number}")
+    with pytest.raises(ApiError) as error:
+        await admission.anonymous_place("192.30.252.1")
+    refused(error, 503)
+    await admission.webhook_place("192.30.252.1")
 
 
 async def test_addresses_of_one_network_share_places() -> None:

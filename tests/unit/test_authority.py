@@ -132,6 +132,8 @@ def test_the_root_signs_for_no_other_name_either(tmp_path: Path) -> None:
             _verified(authority.certificate, path, name)
         with pytest.raises(ssl.SSLCertVerificationError, match="permitted subtree violation"):
             _accepted_by_python(authority.certificate, b"", leaf, name, tmp_path)
+        with pytest.raises(verification.VerificationError):
+            _accepted_by_web_rules(authority.certificate, b"", leaf, name)
 
 
 def test_an_intermediate_lives_three_months_and_is_renewed_a_month_before(

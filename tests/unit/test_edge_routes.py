@@ -13,10 +13,10 @@ from stead.edge import gate as gates
 from stead.edge.gate import Gate, GateRequest
 from stead.edge.pages import Refusal
 from stead.edge.routes import AwakeVm, RouteFiles, host_of
-from stead.edge.ssh.failures import ConnectionPlaces
 from stead.edge.unmapped import UnmappedFiles
 from stead.errors import MachineNotFound, StartFailed
 from stead.machines.processes import Eviction, EvictionKind
+from stead.shares import KeyedLimit
 from support.waiting import until
 
 ENDED = Eviction(EvictionKind.ENDED, "the VM was stopped")
@@ -276,30 +276,47 @@ async def test_requests_that_wait_for_one_port_share_the_attempts_to_connect(
     world.start("1")
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    waiting = [asyncio.create_task(_code(world, host)) for host in ("a.dev", "b.dev") * 50]
+    waiting = [asyncio.create_task(_code(world, host)) for host in ("a.dev", "b.dev") * 30]
     await until(lambda: world.dials >= 3, 60)
     assert world.dials <= 3 + (loop.time() - begun) / 0.05
     world.listening = {("100.64.0.5", 80)}
     assert set(await asyncio.gather(*waiting)) == {"100.64.0.5:80"}
 
 
-async def test_only_so_many_requests_wait_for_ports_of_running_vms(world: World, quick: None) -> None:
-    world.gate._held = ConnectionPlaces(3, 2)
-    world.mappings = {"a.dev": Mapped("1"), "b.dev": Mapped("2")}
-    world.start("1")
-    world.start("2")
-    done: list[str] = []
+@pytest.mark.parametrize("state", ["up", "asleep"])
+async def test_only_so_many_requests_wait(
+    world: World, state: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a VM, for those of an account, of an address, and in all; the others are answered at once."""
+    monkeypatch.setattr(gates, "_HOLD", 0.1)
+    world.gate._held = KeyedLimit(6, 4, per_caller=2)
+    world.gate._held_by_client = KeyedLimit(per_key=3)
+    owners = {"1": "busy", "2": "busy", "3": "busy", "4": "quiet", "5": "other"}
+    world.mappings = {f"{vm}.dev": Mapped(vm, account=account) for vm, account in owners.items()}
+    for vm in owners:
+        world.start(vm) if state == "up" else world.asleep.add(vm)
+    waiting: list[asyncio.Task[str | int]] = []
 
-    async def ask(host: str) -> None:
-        await _code(world, host)
-        done.append(host)
+    async def waits(host: str, client: str) -> bool:
+        task = asyncio.create_task(_code(world, host, client=client))
+        await asyncio.sleep(0)
+        if task.done():
+            assert task.result() == 503
+            return False
+        waiting.append(task)
+        return True
 
-    async with asyncio.TaskGroup() as group:
-        for host in ("a.dev", "a.dev", "a.dev", "b.dev", "b.dev"):
-            group.create_task(ask(host))
-        await until(lambda: len(done) >= 2, 60)
-        assert sorted(done) == ["a.dev", "b.dev"], "two of a VM wait, three in all"
-    assert not world.gate._held._held
+    async def many(host: str, client: str = "127.0.0.1", count: int = 3) -> list[bool]:
+        return [await waits(host, client) for _ in range(count)]
+
+    assert await many("1.dev") == [True, True, False], "two of a VM"
+    assert await many("2.dev", "192.0.2.1") == [True, True, False]
+    assert await many("3.dev", "192.0.2.2") == [False] * 3, "four of an account"
+    assert await many("4.dev", "192.0.2.1") == [True, False, False], "three of an address"
+    assert await many("4.dev", "192.0.2.2") == [True, False, False]
+    assert await many("5.dev", "192.0.2.3") == [False] * 3, "six in all"
+    assert set(await asyncio.gather(*waiting)) == {502}
+    assert (world.gate._held.used, world.gate._held_by_client.used) == (0, 0)
 
 
 async def test_a_changed_mapping_ends_the_wait_for_a_port(
@@ -339,7 +356,7 @@ async def test_requests_wait_for_the_port_of_a_vm_that_they_woke_with_one_wake(
     monkeypatch.setattr(gates, "_POLL", 0.001)
     world.mappings = {"a.dev": Mapped("1"), "b.dev": Mapped("1")}
     world.asleep = {"1"}
-    waiting = [asyncio.create_task(_code(world, host)) for host in ("a.dev", "b.dev") * 50]
+    waiting = [asyncio.create_task(_code(world, host)) for host in ("a.dev", "b.dev") * 30]
     await asyncio.sleep(0.05)
     assert world.wakes == ["1"]
     assert not any(task.done() for task in waiting)
@@ -366,7 +383,7 @@ async def test_reasons_are_logged_under_the_trace_id_of_the_answer(
     world.failure = StartFailed("no memory")
 
     async def refused(host: str) -> Refusal:
-        decision = await world.gate.admit(GateRequest(host))
+        decision = await world.gate.admit(GateRequest(host, client="127.0.0.1"))
         assert isinstance(decision, Refusal) and decision.trace is not None
         assert decision.status == 503 and "no memory" not in decision.message
         return decision

@@ -1,14 +1,18 @@
 """Capacity of a host without VMs: copies of templates, the reserve of disk space, cgroups."""
 
+import asyncio
 import contextlib
 import fcntl
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stead.disk_marks import DiskSpace
 from stead.errors import CapacityExceeded
-from stead.host import cgroups, disk_reserve, memory, templates
+from stead.host import cgroups, memory, templates
 from stead.host.cgroups import ControlGroups, Hierarchy
 from stead.host.disk_reserve import DiskReserve
 from stead.host.memory import SealedCopies
@@ -32,41 +36,157 @@ def memory_files() -> set[str]:
     return {link for link in links if "stead-template" in link}
 
 
-async def test_few_sealed_copies_are_kept(tmp_path: Path) -> None:
-    """Their number does not follow from how many sizes of VMs tenants ask for."""
-    copies = SealedCopies(most=2)
-    for name in ("a", "b", "a", "c", "d"):
-        descriptor = await copies.open(name, template(tmp_path, name))
-        assert os.pread(descriptor, 1, 0) == name.encode()
-        assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE
-        os.close(descriptor)
-    assert list(copies._copies) == ["c", "d"]
-    copies.close(["c", "gone"])
-    assert list(copies._copies) == ["d"]
-    copies.close()
+class Host:
+    """A host whose VMs map copies of the memory of templates."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self.folder = folder
+        self.copies = SealedCopies(most)
+
+    async def start(self, machine: str, template_id: str, account: str | None = None, **options: bool) -> int:
+        """Start a VM; returns the inode of the copy that it has mapped."""
+        path = template(self.folder, template_id)
+        async with self.copies.opened(template_id, path, machine, account, **options) as descriptor:
+            assert os.pread(descriptor, 1, 0) == template_id[:1].encode()
+            assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE
+            return os.fstat(descriptor).st_ino
+
+    async def run(self, template_id: str, account: str | None = None, **options: bool) -> int:
+        """Start a VM that ends."""
+        inode = await self.start("passing", template_id, account, **options)
+        self.copies.release("passing")
+        return inode
+
+    @property
+    def open(self) -> set[str]:
+        return set(self.copies._copies)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path, most=3)
+    yield host
+    host.copies.close()
     assert not memory_files()
 
 
-async def test_a_copy_in_use_outlives_its_place(tmp_path: Path) -> None:
-    """QEMU inherits a descriptor of its own."""
-    copies = SealedCopies(most=1)
-    first = await copies.open("a", template(tmp_path, "a"))
-    os.close(await copies.open("b", template(tmp_path, "b")))
-    assert os.pread(first, 1, 0) == b"a"
-    os.close(first)
-    copies.close()
+async def test_few_sealed_copies_are_kept(host: Host) -> None:
+    """Their number does not follow from how many sizes of VMs tenants ask for."""
+    for name in ("a", "b", "c", "a", "d", "e"):
+        await host.run(name)
+    assert host.open == {"a", "d", "e"}, "the least recently used go"
+    host.copies.close(["d", "gone"])
+    assert host.open == {"a", "e"} and len(memory_files()) == 1
 
 
-async def test_a_copy_counts_in_the_capacity_of_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies = SealedCopies()
-    os.close(await copies.open("a", template(tmp_path, "a")))
+async def test_a_copy_that_a_vm_has_mapped_is_used_again(host: Host) -> None:
+    """To close it would free nothing, and the next VM of its template would need one more."""
+    mapped = await host.start("vm", "a", "alice")
+    for name in "bcdef":
+        await host.run(name, "alice")
+    assert await host.start("other", "a", "alice") == mapped
+    host.copies.release("vm")
+    for name in "bcdef":
+        await host.run(name, "alice")
+    assert await host.run("a", "alice") == mapped
+    host.copies.release("other")
+    for name in "bcdef":
+        await host.run(name, "alice")
+    assert host.open == {"d", "e", "f"}
+    assert await host.run("a", "alice") != mapped
+
+
+async def test_a_start_that_fails_maps_nothing(host: Host) -> None:
+    with pytest.raises(RuntimeError):
+        async with host.copies.opened("a", template(host.folder, "a"), "vm", "alice"):
+            raise RuntimeError
+    for name in "bcd":
+        await host.run(name, "alice")
+    assert "a" not in host.open
+
+
+async def test_a_vm_has_one_copy_mapped(host: Host) -> None:
+    """It was restored again without a word of the end of its process."""
+    await host.start("vm", "a")
+    await host.start("vm", "b")
+    for name in "cdef":
+        await host.run(name)
+    assert host.open == {"b", "d", "e", "f"}
+
+
+async def test_an_account_that_uses_many_sizes_loses_its_own_copies(host: Host) -> None:
+    kept = await host.run("b", "bob")
+    for name in ("m1", "m2", "m3", "m4", "m5"):
+        await host.run(name, "mallory")
+    assert host.open == {"b", "m4", "m5"}
+    assert await host.run("b", "bob") == kept
+
+
+async def test_a_copy_of_several_accounts_is_of_none_of_them(host: Host) -> None:
+    """The account that had it made cannot have it evicted by its other sizes."""
+    shared = await host.run("a", "mallory")
+    await host.run("a", "bob")
+    for name in ("m1", "m2", "m3", "m4"):
+        await host.run(name, "mallory")
+    assert await host.run("a", "bob") == shared
+
+
+async def test_the_copy_of_the_default_size_stays(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = await host.run("default", default=True)
+    for name in "abcdef":
+        await host.run(name)
+    assert host.open == {"default", "d", "e", "f"}
+    available = memory.available
     monkeypatch.setattr(memory, "available", lambda: memory._FLOOR)
     with pytest.raises(CapacityExceeded):
-        await copies.open("b", template(tmp_path, "b"))
-    assert not copies._copies, "those that no create needs right now are closed first"
-    assert not memory_files()
+        await host.run("g")
+    assert host.open == {"default"}
+    monkeypatch.setattr(memory, "available", available)
+    assert await host.run("default", default=True) == default
+    # The template was built again.
+    await host.run("newer", default=True)
+    for name in "abc":
+        await host.run(name)
+    assert host.open == {"newer", "a", "b", "c"}
+
+
+async def test_a_copy_in_use_outlives_its_place(host: Host) -> None:
+    """QEMU inherits a descriptor of its own."""
+    async with host.copies.opened("a", template(host.folder, "a"), "vm", None) as descriptor:
+        host.copies.close()
+        assert os.pread(descriptor, 1, 0) == b"a"
+        await host.start("other", "a")
+        host.copies.release("other")
+    host.copies.release("vm")
+    assert host.open == {"a"}
+
+
+async def test_a_copy_counts_in_the_capacity_of_the_host(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    await host.run("a")
+    await host.start("vm", "b")
+    monkeypatch.setattr(memory, "available", lambda: memory._FLOOR)
+    with pytest.raises(CapacityExceeded):
+        await host.run("c")
+    assert host.open == {"b"}, "those that no VM needs right now are closed first"
+
+
+async def test_a_copy_whose_caller_has_left_is_closed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    make = memory.sealed_copy
+
+    def slow(path: Path) -> int:
+        begun.set()
+        assert go_on.wait(60)
+        return make(path)
+
+    monkeypatch.setattr(memory, "sealed_copy", slow)
+    starting = asyncio.create_task(host.start("vm", "a"))
+    assert await asyncio.to_thread(begun.wait, 60)
+    starting.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not memory_files() and not host.open
 
 
 # Templates
@@ -88,28 +208,22 @@ def test_templates_without_a_vm_are_few(tmp_path: Path, monkeypatch: pytest.Monk
 # The reserve
 
 
-class Disk:
-    """A disk of 100 GiB with some free space."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free
-        self.total = 100 << 30
-
-
 def test_the_reserve_is_released_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk(10 << 30)
-    monkeypatch.setattr("stead.host.disk_reserve.shutil.disk_usage", lambda _: disk)
-    monkeypatch.setattr(disk_reserve, "_LARGEST", 1 << 20)
+    free = 10 << 20
+    monkeypatch.setattr(
+        "stead.host.disk_reserve.DiskSpace.of", lambda _: DiskSpace(free, 100 << 20), raising=True
+    )
     reserve, file = DiskReserve(tmp_path), tmp_path / "reserve"
     for free, allocated in (
-        (10 << 30, True),
+        (10 << 20, True),
         (1 << 20, True),
         (100 << 10, False),
         # What it gave back is no reason to take it again.
         (1 << 20, False),
-        (10 << 30, True),
+        (2 << 20, False),
+        # As much is left beside it.
+        (3 << 20, True),
     ):
-        disk.free = free
         reserve.adjust()
         assert reserve.allocated is allocated, free
         if allocated:

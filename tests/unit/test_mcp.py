@@ -98,6 +98,16 @@ async def test_invalid_arguments_are_one_sentence() -> None:
         for tool, given, said in (
             ("exec", {}, "exec: the argument vm is missing; the argument command is missing"),
             ("vm_get", {"vm": 3}, "vm_get: the argument vm is invalid: input should be a valid string"),
+            (
+                "exec",
+                {"vm": "a", "command": "true", "output_limit": 200_001},
+                "exec: the argument output_limit is invalid: input should be less than or equal to 200000",
+            ),
+            (
+                "file_read",
+                {"vm": "a", "path": "/x", "limit": (256 << 10) + 1},
+                "file_read: the argument limit is invalid: input should be less than or equal to 262144",
+            ),
         ):
             answer = await connected.call_tool(tool, given)
             assert answer.is_error

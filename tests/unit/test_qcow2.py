@@ -5,6 +5,7 @@ import mmap
 import os
 import struct
 import subprocess
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,24 @@ def test_an_empty_layer_is_one_of_qemu(tmp_path: Path, size: int) -> None:
     assert "backing-filename" not in info
     assert path.stat().st_blocks * 512 <= 64 << 10
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_layers_of_many_sizes_leave_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "layer.qcow2"
+
+    def make(gib: int) -> None:
+        disks.make_layer(path, gib * GIB)
+        path.unlink()
+
+    make(20)
+    tracemalloc.start()
+    try:
+        for gib in range(1000, 1100):
+            make(gib)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 100_000
 
 
 def test_the_header_of_an_empty_layer(layer: int) -> None:

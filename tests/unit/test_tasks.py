@@ -2,12 +2,24 @@
 
 import asyncio
 import logging
+import threading
+from collections.abc import Callable
 
 import pytest
 
 from stead.errors import HostError, ServerStopping
-from stead.tasks import SingleFlight, TaskSet, cancel_and_wait, finished, in_background, or_undo
-from support.waiting import turns
+from stead.tasks import (
+    SingleFlight,
+    TaskSet,
+    Threads,
+    cancel_and_wait,
+    finished,
+    in_background,
+    or_undo,
+    work_for,
+    working_for,
+)
+from support.waiting import turns, until
 
 
 class Work:
@@ -320,3 +332,108 @@ class TestSingleFlight:
         with pytest.raises(ServerStopping):
             await flights.run("key", work)
         assert work.runs == 2
+
+
+class Blocking:
+    """Functions that hold their threads until the test ends them."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.end = threading.Event()
+
+    def of(self, name: str) -> Callable[[], str]:
+        def run() -> str:
+            self.begun.append(name)
+            assert self.end.wait(60)
+            return name
+
+        return run
+
+
+async def run_for(account: str | None, threads: Threads, function: Callable[[], str]) -> str:
+    work_for(account)
+    return await threads.run(function)
+
+
+SHARED = [each for each in Threads if each is not Threads.FILES]
+
+
+class TestThreads:
+    @pytest.mark.parametrize("threads", SHARED)
+    @pytest.mark.parametrize("other", ["victim", None], ids=["account", "server"])
+    async def test_an_account_leaves_threads_to_others(self, threads: Threads, other: str | None) -> None:
+        work = Blocking()
+        greedy = [
+            asyncio.create_task(run_for("greedy", threads, work.of(str(number)))) for number in range(100)
+        ]
+        try:
+            async with asyncio.timeout(60):
+                await until(lambda: work.begun, 60)
+                await asyncio.sleep(0.2)
+                assert len(work.begun) < 50
+                assert await run_for(other, threads, lambda: "served") == "served"
+            assert not any(task.done() for task in greedy)
+        finally:
+            work.end.set()
+        assert await asyncio.gather(*greedy) == [str(number) for number in range(100)]
+        # In their order, but for those that began at once.
+        assert sorted(work.begun, key=int)[:1] == ["0"] and len(set(work.begun)) == 100
+
+    async def test_accounts_take_turns(self) -> None:
+        work = Blocking()
+        order: list[str] = []
+
+        def note(name: str) -> Callable[[], str]:
+            return lambda: order.append(name) or name  # type: ignore[func-returns-value]
+
+        holding = [
+            asyncio.create_task(run_for(account, Threads.TREES, work.of(account)))
+            for account in ("a", "a", "b", "b")
+        ]
+        await until(lambda: len(work.begun) == 4, 60)
+        waiting = [asyncio.create_task(run_for("a", Threads.TREES, note("a"))) for _ in range(20)]
+        await turns()
+        waiting += [asyncio.create_task(run_for("c", Threads.TREES, note("c")))]
+        await turns()
+        work.end.set()
+        await asyncio.gather(*holding, *waiting)
+        assert order.index("c") < 4
+
+    async def test_a_function_of_a_cancelled_caller_runs_to_its_end(self) -> None:
+        """As without a queue: what cleans up may rely on it."""
+        work = Blocking()
+        holding = [asyncio.create_task(run_for("a", Threads.TREES, work.of("held"))) for _ in range(2)]
+        await until(lambda: len(work.begun) == 2, 60)
+        caller = asyncio.create_task(run_for("a", Threads.TREES, work.of("waiting")))
+        await turns()
+        caller.cancel()
+        await turns()
+        assert not caller.done() and work.begun == ["held"] * 2
+        work.end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        await asyncio.gather(*holding)
+        assert work.begun == ["held", "held", "waiting"]
+        assert await run_for("a", Threads.TREES, lambda: "free") == "free"
+
+    async def test_tasks_work_for_the_account_of_their_starter(self) -> None:
+        """Each then counts in one share, also where a block works for another account meanwhile."""
+        work = Blocking()
+        try:
+            with working_for("a"):
+                tasks = [asyncio.create_task(Threads.TREES.run(work.of("a"))) for _ in range(4)]
+                with working_for("b"):
+                    tasks.append(asyncio.create_task(Threads.TREES.run(work.of("b"))))
+                tasks.append(asyncio.create_task(Threads.TREES.run(work.of("a"))))
+            await until(lambda: "b" in work.begun, 60)
+            await asyncio.sleep(0.2)
+            assert sorted(work.begun) == ["a", "a", "b"]
+        finally:
+            work.end.set()
+        await asyncio.gather(*tasks)
+
+    async def test_errors_give_their_threads_back(self) -> None:
+        work_for("a")
+        for _ in range(10):
+            with pytest.raises(ZeroDivisionError):
+                await Threads.TREES.run(lambda: 1 // 0)

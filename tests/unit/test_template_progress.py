@@ -15,7 +15,7 @@ from stead.settings import Size
 from support.waiting import until
 
 SIZE = Size.parse("2x1Gx20G")
-ONCE = "building the template of 2x1Gx20G (once for each size; 1 to 2 minutes without KVM)"
+ONCE = "building the template of 2x1G (once for all disk sizes; 1 to 2 minutes without KVM)"
 
 
 class SlowTemplates:
@@ -79,14 +79,14 @@ async def test_all_callers_that_wait_for_a_build_are_told_its_phases() -> None:
     assert first == [
         ONCE,
         "building the base image, once: install",
-        "building the template of 2x1Gx20G, once: booting the image",
+        "building the template of 2x1G, once: booting the image",
     ]
     two = asyncio.create_task(templates.ensure(SIZE, TemplateLines(SIZE, second.append)))
     await count_of(second, 2)
     assert second == [ONCE, first[-1]]
     host.go_on.set()
     await asyncio.gather(one, two)
-    later = [f"building the template of 2x1Gx20G, once: {phase}" for phase in ("warming up", "ready")]
+    later = [f"building the template of 2x1G, once: {phase}" for phase in ("warming up", "ready")]
     assert first[3:] == second[2:] == later
     assert host.builds == 1
     await templates.close()
@@ -94,7 +94,7 @@ async def test_all_callers_that_wait_for_a_build_are_told_its_phases() -> None:
 
 async def test_callers_that_left_are_not_told_and_a_failure_reaches_all_others() -> None:
     host = SlowTemplates()
-    host.failure = TemplateError("cannot build a template of size 2x1Gx20G: QEMU exited")
+    host.failure = TemplateError("cannot build a template of 2x1G: QEMU exited")
     templates = templates_of(host)
     first, second = list[Progress](), list[Progress]()
     one = asyncio.create_task(templates.ensure(SIZE, first.append))

@@ -1,7 +1,9 @@
-"""Templates that no VM or snapshot needs are removed days after their last use."""
+"""Templates on disk: one for all disk sizes; those that no VM or snapshot needs are removed after days."""
 
+import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -11,6 +13,7 @@ from stead.host import templates
 from stead.host.image import BaseImage
 from stead.host.local import LocalHost
 from stead.host.network import Network
+from stead.host.qemu import QemuPlatform
 from stead.host.templates import RETENTION, LocalTemplate
 from stead.settings import Settings, Size
 
@@ -37,6 +40,32 @@ def test_a_use_postpones_the_removal(tmp_path: Path) -> None:
     path = add_template(tmp_path, "old", RETENTION + 60)
     templates.note_use(LocalTemplate("old", path, Size(), BaseImage("image", tmp_path / "image")))
     assert templates.unused(tmp_path, set()) == []
+
+
+async def test_one_template_serves_all_disk_sizes(tmp_path: Path) -> None:
+    """VMs on templates that older versions built for larger disks can still load them."""
+    settings = Settings(data=tmp_path / "data")
+    host = LocalHost(settings, cast(Network, None))
+    image = BaseImage("image", settings.cache_folder / "images/image")
+    image.folder.mkdir(parents=True)
+    for path in (image.disk, image.kernel, image.initrd):
+        path.touch()
+    host._image, host._platform = image, QemuPlatform("tcg", (7, 2, 0), "pc-q35-7.2")
+    try:
+        inputs = [await host.template_inputs(Size(2, 1024, disk)) for disk in (20, 40, 4096)]
+        assert {each.key for each in inputs} == {replace(inputs[0], size=Size(2, 1024, 20)).key}
+        assert inputs[0].key != (await host.template_inputs(Size(1, 1024, 20))).key
+        before = replace(inputs[0], size=Size(2, 1024, 40))
+        old = add_template(host.templates_folder, f"{before.key}-old", 60)
+        for name in ("memory", "devices", "disk.qcow2"):
+            (old / name).touch()
+        facts = {"image": "image", "image_build": templates.image_build(image), "size": before.size.key}
+        (old / "template.json").write_text(json.dumps(facts))
+        assert await host.templates.find(Size(2, 1024, 40)) is None
+        loaded = host.templates.load(old.name)
+        assert loaded is not None and loaded.size == Size(2, 1024, 40)
+    finally:
+        host._spawner.close()
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own cache", "shared cache"])

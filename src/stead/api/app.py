@@ -48,6 +48,7 @@ from stead.api.calls import TRACE_HEADER, Calls
 from stead.api.declared import BodyLimit, body_limits
 from stead.api.dependencies import MachinesDep, SigningDep, SshDep
 from stead.api.documentation import DESCRIPTION, Api, add_documentation
+from stead.api.preflights import CountedPreflights
 from stead.api.repeatable import KEY_HEADER
 from stead.api.smart_http import SmartHttp, git_body_limit
 from stead.api.wire import Wire
@@ -194,15 +195,14 @@ def with_middleware(app: FastAPI, here: Installation) -> tuple[ASGIApp, Calls]:
     settings = here.settings
     gate = Authentication(app, here)
     git = SmartHttp(gate, here.callers, here.repos, here.access, here.serving)
-    calls = Calls(git, Admission.of(settings), body_limit)
-    return (
-        CORSMiddleware(
-            calls,
-            allow_origins=settings.origins,
-            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=_HEADERS,
-            expose_headers=[TRACE_HEADER, ID_HEADER],
-            max_age=600,
-        ),
+    admission = Admission.of(settings)
+    calls = Calls(git, admission, body_limit)
+    cors = CORSMiddleware(
         calls,
+        allow_origins=settings.origins,
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+        allow_headers=_HEADERS,
+        expose_headers=[TRACE_HEADER, ID_HEADER],
+        max_age=600,
     )
+    return CountedPreflights(cors, admission), calls

@@ -5,7 +5,6 @@ checked before the first byte is read.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from starlette.types import Message, Receive, Scope
 from stead.api.declared import SMALL_BODY, BodyLimit
 from stead.api.errors import ApiError
 from stead.shares import KeyedLimit, Release
-from stead.tasks import in_thread
+from stead.tasks import Threads
 
 MAX_BODY = 64 << 20
 """Largest request body in bytes that any route reads into memory."""
@@ -30,6 +29,8 @@ _IN_FLIGHT_SHARE = 128 << 20
 _STEP = 1 << 20
 """Bytes that are reserved at once for a body whose length is unknown."""
 _MAX_WAIT = 10.0
+_COUNTED = 64 << 10
+"""Bytes whose values are counted at once."""
 _UNCOUNTED = 8 << 10
 """Bytes of a body that cannot hold too many values."""
 
@@ -46,43 +47,48 @@ def limit_bytes_in_flight() -> KeyedLimit:
 
 
 class JsonValues:
-    """Counts the values of a JSON text while it arrives, without what is in its strings.
+    """Counts the values and the strings of a JSON text while it arrives, without what is in its strings.
 
     It bounds the work of a parser, which would not stop before the end of the text.
     """
 
-    # Possessive, and it matches also a string that does not end in this piece: linear in its length.
-    _STRING = re.compile(rb'(")[^"\\]*+(?:\\.[^"\\]*+)*+("?)', re.DOTALL)
-    _REST_OF_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
-
     def __init__(self) -> None:
         self.count = 0
-        self._in_string = False
+        self._quotes = 0
         self._escaped = False
+        """A backslash at the end of the last piece escapes the first quote or backslash of the next."""
+
+    def exceeds(self, most: int) -> bool:
+        """Whether the text has more than `most` values, or more strings than JSON with `most` values has.
+
+        Each string follows a bracket, a brace, a comma or a colon, so there are at most two for each value.
+        Quotes in strings are escaped and do not count.
+        """
+        return self.count > most or self._quotes > 2 * (2 * most + 1)
 
     def feed(self, piece: bytes) -> None:
         if self._escaped and piece:
-            piece, self._escaped = piece[1:], False
-        if self._in_string:
-            rest = self._REST_OF_STRING.match(piece)
-            piece = piece if rest is None else piece[rest.end() :]
-            if not piece.startswith(b'"'):
-                # Nothing is left of the piece, or the first half of an escape.
-                self._escaped = piece == b"\\"
-                return
-            piece = piece[1:]
-        outside = self._STRING.sub(rb"\1\2", piece)
-        self._in_string = outside.count(b'"') % 2 == 1
-        self._escaped = self._in_string and outside.endswith(b"\\")
+            self._escaped = False
+            piece = piece[1:] if piece[0] in b'"\\' else piece
+        # Each step takes linear time in C, a tenth of what a regular expression takes for each string.
+        if b"\\" in piece:
+            piece = piece.replace(rb"\\", b"")
+            self._escaped = piece.endswith(b"\\")
+            piece = piece.replace(rb"\"", b"")
+        parts = piece.split(b'"')
+        in_string = self._quotes % 2
+        self._quotes += len(parts) - 1
+        outside = b"".join(parts[in_string::2])
         self.count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
 
 
 def check_values(body: bytes, most: int = MANY_VALUES) -> None:
     """Raise an error if a whole JSON text has too many values."""
     values = JsonValues()
-    values.feed(body)
-    if values.count > most:
-        raise too_many_values(most)
+    for start in range(0, len(body), _COUNTED):
+        values.feed(body[start : start + _COUNTED])
+        if values.exceeds(most):
+            raise too_many_values(most)
 
 
 class RequestBody:
@@ -149,7 +155,7 @@ class RequestBody:
             await self._reserve(_STEP)
         if self._values is not None:
             self._values.feed(piece)
-            if self._values.count > self._limit.values:
+            if self._values.exceeds(self._limit.values):
                 raise too_many_values(self._limit.values)
 
     async def _exceed(self, size: int) -> None:
@@ -209,7 +215,7 @@ def json_body(model: Any) -> Any:
         as_json = _is_json(request.headers.get("content-type", ""))
         if len(body) <= SMALL_BODY:
             return _validated(adapter, body, as_json)
-        return await in_thread(_validated, adapter, body, as_json)
+        return await Threads.PARSING.run(_validated, adapter, body, as_json)
 
     _MODELS[read] = JsonBodyModel(adapter, required)
     return Depends(read)
@@ -235,7 +241,8 @@ def _is_json(content_type: str) -> bool:
 
 def _validated(adapter: TypeAdapter[Any], body: bytes, as_json: bool) -> Any:
     try:
-        return adapter.validate_python(json.loads(body) if as_json else body)
+        # UTF-8 only: `json` would find UTF-16 as well, in which quotes and brackets are not those that count.
+        return adapter.validate_python(json.loads(body.decode("utf-8-sig")) if as_json else body)
     except json.JSONDecodeError as error:
         found = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
         raise RequestValidationError([{**found, "ctx": {"error": error.msg}}]) from error

@@ -31,7 +31,7 @@ VmId = Annotated[str, Path(description="VM id.")]
 
 _DOCS = ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css", "/docs/favicon-32x32.png")
 UNCOUNTED = frozenset({"/healthz", "/metrics"})
-"""Answered whatever else the server does."""
+"""Answered without a place, whatever else the server does."""
 PUBLIC = frozenset({"/healthz", "/metrics", "/openapi.json", "/.well-known/jwks.json", WEBHOOKS, *_DOCS})
 
 
@@ -48,14 +48,17 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: Call = scope["state"]["call"]
         if scope["type"] == "http" and scope["path"] in PUBLIC:
-            if scope["path"] not in UNCOUNTED:
-                await call.admit_anonymous()
+            if scope["path"] in UNCOUNTED:
+                call.count_health()
+            else:
+                call.count_anonymous()
+                await (call.admit_webhook() if scope["path"] == WEBHOOKS else call.admit_anonymous())
             await self._app(scope, receive, send)
             return
         try:
             caller = await self._authenticate(scope)
         except ApiError:
-            call.count_refused()
+            call.count_anonymous()
             raise
         call.require(partial(check_credential, self._here.callers, scope["state"]["credential"]))
         if scope["type"] == "http":
@@ -64,7 +67,7 @@ class Authentication:
             return
         call.count(caller)
         _check_origin(Headers(scope=scope), self._here.settings.origins)
-        async with self._here.sockets.hold(caller.account):
+        async with self._here.sockets.hold(caller.account, caller.identity):
             await self._app(scope, receive, send)
 
     async def _authenticate(self, scope: Scope) -> Caller:
@@ -79,6 +82,8 @@ class Authentication:
         if not secret:
             wanted = f"no API key (Authorization: Bearer ...) and no identity token ({TOKEN_HEADER}) given"
             raise _unauthorized(scope, wanted)
+        call: Call = state["call"]
+        call.check_unproven(self._here.callers.was_valid(secret))
         caller = await self._here.callers.authenticate(secret)
         if caller is None:
             raise _unauthorized(scope, "unknown or revoked API key or token")

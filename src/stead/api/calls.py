@@ -16,12 +16,13 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from stead.addresses import network_of
 from stead.api.admission import Admission
+from stead.api.answer_memory import AnswerMemory, AnswerReservation
 from stead.api.bodies import RequestBody, limit_bytes_in_flight
 from stead.api.credentials_in_path import move_credentials, without_credentials
 from stead.api.declared import BodyLimit
 from stead.api.errors import ApiError, from_anything, from_product
 from stead.api.metrics import observe, open_websockets
-from stead.api.pace import Pace
+from stead.api.pace import MIN_RATE, STRANGER_RATE, Pace
 from stead.api.protocol import EXTENSION, Connection
 from stead.api.websocket_protocol import SocketConnection
 from stead.errors import SteadError
@@ -29,13 +30,15 @@ from stead.guest.watchdog import works_on
 from stead.identity.callers import Caller
 from stead.logs import get_logger
 from stead.shares import Release
-from stead.tasks import TaskSet, finished
+from stead.supervision import repeat
+from stead.tasks import TaskSet, finished, work_for
 
 TRACE_HEADER = "x-freestyle-trace-id"
 _TICK = 0.25
 STALLED_BODY = 30.0
 STALLED_ANSWER = 60.0
-"""Seconds in which a client has to send, or to take, 1 KiB a second while the server waits for it."""
+"""Seconds in which a client has to send, or to take, a number of bytes while the server waits for it: 1 KiB a
+second, and 16 of an answer for a client without a credential."""
 PERMISSION_CHECK = 15.0
 """Seconds between two checks that the callers of long calls are still permitted."""
 _PROCESSING_AFTER = 60.0
@@ -72,11 +75,12 @@ class Call:
     Routes say what becomes of it when it is interrupted; the middleware reports its progress.
     """
 
-    def __init__(self, scope: Scope, admission: Admission, outliving: list[_Outliving]) -> None:
+    def __init__(
+        self, scope: Scope, admission: Admission, answers: AnswerMemory, outliving: list[_Outliving]
+    ) -> None:
         self.trace = secrets.token_hex(16)
         self.started = time.monotonic()
-        client = scope.get("client")
-        self.address: str = client[0] if client else ""
+        self.address = address_of(scope)
         """Of the client; empty if it is unknown."""
         self.caller: Caller | None = None
         self.sent = 0
@@ -86,6 +90,7 @@ class Call:
         self._admission = admission
         self._outliving = outliving
         self._place: Release | None = None
+        self._memory = AnswerReservation(answers)
         self._checks: list[Check] = []
         self._body_pace, self._answer_pace = Pace(STALLED_BODY), Pace(STALLED_ANSWER)
         self.connection: Connection | SocketConnection | None = scope.get("extensions", {}).get(EXTENSION)
@@ -116,22 +121,40 @@ class Call:
     async def admit(self, caller: Caller) -> None:
         """Take a place among the calls of the caller's account until the end. ApiError if there is none."""
         self.caller = caller
+        work_for(caller.account)
         self._admission.count(caller)
         self._place = await self._admission.place(caller)
 
     async def admit_anonymous(self) -> None:
-        """Take a place among the calls without a caller, by the address of the client."""
-        self._admission.count_anonymous(self.address)
+        """Take a place among the calls without a caller, by the address of the client. Count it before."""
         self._place = await self._admission.anonymous_place(self.address)
+
+    async def admit_webhook(self) -> None:
+        """Take a place among the webhooks of GitHub, which strangers on other pages cannot fill."""
+        self._place = await self._admission.webhook_place(self.address)
 
     def count(self, caller: Caller) -> None:
         """Count a WebSocket of an account, which takes no place of a call. ApiError if there are too many."""
         self.caller = caller
+        work_for(caller.account)
         self._admission.count(caller)
 
-    def count_refused(self) -> None:
+    def count_anonymous(self) -> None:
         """Count a call without a valid credential. ApiError if its address makes too many."""
         self._admission.count_anonymous(self.address)
+
+    def count_health(self) -> None:
+        """Count a health check, which takes no place. ApiError if another host makes too many."""
+        self._admission.count_health(self.address)
+
+    def check_unproven(self, was_valid: bool) -> None:
+        """Before work for a credential: ApiError if its address makes too many calls without a valid one.
+
+        A credential that `was_valid` is looked for all the same: its holder may share an address (a NAT)
+        with the one who makes up others. A valid one that is used for the first time is refused meanwhile.
+        """
+        if not was_valid:
+            self._admission.check_anonymous(self.address)
 
     def require(self, check: Check) -> None:
         """Call `check` again and again while the call lasts: an error ends it."""
@@ -142,6 +165,17 @@ class Call:
     def outlived_by(self, running: Callable[[], bool], cancel: Callable[[], Awaitable[object]]) -> None:
         """Work continues after the call while it is `running`; it is cancelled like the call would be."""
         self._outliving.append(_Outliving(tuple(self._checks), running, cancel))
+
+    async def reserve(self, amount: int) -> bool:
+        """Reserve memory for the answer until the end of the call. ApiError if there is none within 10 s.
+
+        Answers of up to 64 KiB need none.
+        """
+        return await self._memory.reserve(self.share, amount)
+
+    async def reserve_output(self, amount: int) -> bool:
+        """Reserve memory for the output of a command; False if there is none within 30 s."""
+        return await self._memory.reserve_output(self.share, amount)
 
     def on_undelivered(self, undo: Callable[[], Awaitable[object]]) -> None:
         """Roll back with `undo` if the client disconnects before it has the answer."""
@@ -222,9 +256,10 @@ class Call:
         return {name: value for name, value in found.items() if value}
 
     def release(self) -> None:
-        """The call has ended: give its place and the bytes of its body back."""
+        """The call has ended: give its place and the bytes of its body and its answer back."""
         if self._place is not None:
             self._place()
+        self._memory.release()
         if self.body is not None:
             self.body.release()
 
@@ -236,7 +271,9 @@ class Call:
         if not isinstance(connection, Connection) or not self._status:
             return None
         taken = self.sent - connection.unsent
-        return answer_stalled() if self._answer_pace.too_slow(now, taken, waiting=connection.full) else None
+        rate = STRANGER_RATE if self.caller is None else MIN_RATE
+        slow = self._answer_pace.too_slow(now, taken, waiting=connection.full, rate=rate)
+        return answer_stalled(rate) if slow else None
 
     async def check_permission(self) -> None:
         """Raises an error if the caller is no longer permitted."""
@@ -279,6 +316,7 @@ class Calls:
         self._admission = admission
         self._body_limit = body_limit
         self._in_flight = limit_bytes_in_flight()
+        self.answers = AnswerMemory()
         self._calls: set[Call] = set()
         self._sockets: set[Call] = set()
         """The open WebSockets among them."""
@@ -291,11 +329,16 @@ class Calls:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "@" in scope["path"]:
             move_credentials(scope)
-        call = Call(scope, self._admission, self._outliving)
+        call = Call(scope, self._admission, self.answers, self._outliving)
         scope.setdefault("state", {})["call"] = call
         if self._clock is None:
-            self._clock = self._tasks.start(self._watch_calls(), "timer of slow calls")
-            self._tasks.start(self._watch_permissions(), "permissions of long calls")
+            self._clock = self._tasks.start(
+                repeat("timer of slow calls", self._watch_calls, _TICK), "timer of slow calls"
+            )
+            self._tasks.start(
+                repeat("check of permissions", self._check_permissions, PERMISSION_CHECK),
+                "permissions of long calls",
+            )
         if scope["type"] == "websocket":
             answer = self._answer_socket(call, send)
         else:
@@ -428,34 +471,29 @@ class Calls:
         return answer
 
     async def _watch_calls(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK)
-            now = time.monotonic()
-            for call in tuple(self._calls):
-                if call.lost and not call.complete:
-                    call.cancel(client_left())
-                elif (stalled := call.stalled(now)) is not None:
-                    call.cancel(stalled)
-                else:
-                    call.keep_alive(now)
+        now = time.monotonic()
+        for call in tuple(self._calls):
+            try:
+                _watch(call, now)
+            except Exception as error:
+                log.error("cannot watch a call", trace=call.trace, error=repr(error), exc_info=error)
+                call.cancel(from_anything(error))
 
-    async def _watch_permissions(self) -> None:
+    async def _check_permissions(self) -> None:
         """End calls, and work that outlives them, whose callers have lost their permission.
 
         WebSockets are checked where they are relayed, which tells the client why.
         """
-        while True:
-            await asyncio.sleep(PERMISSION_CHECK)
-            oldest = time.monotonic() - PERMISSION_CHECK
-            for call in tuple(self._calls - self._sockets):
-                if call.started < oldest and (lost := await _permission_lost(call.check_permission)):
-                    call.cancel(lost)
-            self._outliving[:] = [work for work in self._outliving if work.running()]
-            for work in tuple(self._outliving):
-                for check in work.checks:
-                    if await _permission_lost(check):
-                        await work.cancel()
-                        break
+        oldest = time.monotonic() - PERMISSION_CHECK
+        for call in tuple(self._calls - self._sockets):
+            if call.started < oldest and (lost := await _permission_lost(call.check_permission)):
+                call.cancel(lost)
+        self._outliving[:] = [work for work in self._outliving if work.running()]
+        for work in tuple(self._outliving):
+            for check in work.checks:
+                if await _permission_lost(check):
+                    await _cancel(work)
+                    break
 
     async def stop(self, grace: float) -> None:
         """Let calls finish; cancel those that do not within `grace` seconds, with an error answer."""
@@ -490,9 +528,26 @@ def body_stalled() -> ApiError:
     return ApiError("BAD_REQUEST", text, 408, headers={"Connection": "close"})
 
 
-def answer_stalled() -> ApiError:
-    text = f"the client took less than 1 KiB of the answer a second for {STALLED_ANSWER:g} s"
+def answer_stalled(rate: int) -> ApiError:
+    text = f"the client took less than {rate >> 10} KiB of the answer a second for {STALLED_ANSWER:g} s"
     return ApiError("BAD_REQUEST", text, 408)
+
+
+def _watch(call: Call, now: float) -> None:
+    if call.lost and not call.complete:
+        call.cancel(client_left())
+    elif (stalled := call.stalled(now)) is not None:
+        call.cancel(stalled)
+    else:
+        call.keep_alive(now)
+
+
+async def _cancel(work: _Outliving) -> None:
+    """Cancel work; one whose cancellation fails is cancelled again at the next check."""
+    try:
+        await work.cancel()
+    except Exception as error:
+        log.error("cannot cancel a background request", error=repr(error), exc_info=error)
 
 
 async def _permission_lost(check: Check) -> ApiError | None:
@@ -506,6 +561,11 @@ async def _permission_lost(check: Check) -> ApiError | None:
         # A check that cannot be made, as without memory, proves nothing.
         log.warning("cannot check a permission", error=repr(error))
     return None
+
+
+def address_of(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def client_left() -> ApiError:

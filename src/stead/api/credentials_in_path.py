@@ -15,6 +15,8 @@ from stead.identity.credentials import credential_kind
 _USER = "x-access-token:"
 _PATH = re.compile(rf"/(?P<login>{_USER}(?P<secret>[^@/]+))@[^/]+(?P<rest>/.*)")
 _HIDDEN = "***"
+_BEFORE_A_HOST = ("", "http:", "https:")
+"""Segments that a host name follows; elsewhere `@` is in names of files."""
 
 
 def move_credentials(scope: Scope) -> None:
@@ -38,7 +40,11 @@ def without_credentials(path: str) -> str:
         path = f"{path[:start]}{_HIDDEN}{path[end:]}"
     if "@" not in path:
         return path
-    return "/".join(_hidden(part, first=place == 1) for place, part in enumerate(path.split("/")))
+    shown, before = [], ""
+    for part in path.split("/"):
+        shown.append(_hidden(part, first=before in _BEFORE_A_HOST))
+        before = part or before
+    return "/".join(shown)
 
 
 def _hidden(part: str, *, first: bool) -> str:

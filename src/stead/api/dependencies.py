@@ -29,18 +29,20 @@ from stead.repos.transfer.imports import Imports
 from stead.repos.webhooks.signing import WebhookSigner
 from stead.repos.webhooks.triggers import Triggers
 from stead.repos.writer import RepoWriter
-from stead.shares import KeyedLimit, KeyedLock
+from stead.shares import KeyedLimit, KeyedLock, share_of
 
 
 def limit_sockets(most: int) -> KeyedLimit:
-    """Places for open WebSockets. An account has at most half of them, so that it cannot take all."""
-    share = max(1, most // 2)
+    """Places for open WebSockets. An account has at most a quarter of them, an identity half of that."""
+    share = share_of(most)
+    own = max(1, share // 2)
 
     def busy() -> ApiError:
-        text = f"too many open WebSockets: max {share} for an account, {most} in all (STEAD_MAX_SOCKETS)"
+        text = f"too many open WebSockets: max {share} for an account, {own} for an identity, {most} in all"
+        text += " (STEAD_MAX_SOCKETS)"
         return ApiError("LIMIT_EXCEEDED", text, 429, headers={"Retry-After": "5"}, limit=share)
 
-    return KeyedLimit(most, share, max_wait=0, busy=busy)
+    return KeyedLimit(most, share, per_caller=own, max_wait=0, busy=busy)
 
 
 def _part(find: Callable[[Installation], object]) -> Any:

@@ -1,26 +1,27 @@
 """Routes into a guest: commands and files."""
 
 import base64
+import codecs
 import contextlib
 import json
 import os
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from stead.api.answer_memory import SMALL_ANSWER
 from stead.api.bodies import MANY_VALUES, MAX_BODY, check_values, json_body
 from stead.api.callers import CurrentCall, Guest, GuestAccess
 from stead.api.calls import Call
 from stead.api.declared import SMALL_BODY, invalid_code, large_body, streamed_body
 from stead.api.errors import ApiError, from_product
-from stead.api.large_answers import json_answer, text_answer
+from stead.api.large_answers import Base64, Serialized, Text, large_answer, reserved_object
 from stead.api.wire import Nothing
 from stead.api.wire.guests import (
     Directory,
@@ -41,13 +42,17 @@ from stead.guest.errors import GuestFileNotFound, InvalidGuestPath
 from stead.guest.execution import Ended, Output
 from stead.guest.files import FileInfo, GuestFiles
 from stead.machines.events import Use
-from stead.tasks import in_thread
+from stead.shares import MemoryReservation
+from stead.tasks import Threads
 
 router = APIRouter(prefix="/v1/vms/{vm_id}", tags=["guests"])
 
 MAX_WHOLE_FILE = 64 << 20
 """Largest file in bytes that is sent inside JSON, which is held in memory."""
 _MAX_PARENTS = 64
+_DECODED = 1 << 20
+"""Bytes of a file that are decoded at once: other threads wait meanwhile."""
+_ENTRIES = TypeAdapter(list[VmDirectoryEntry])
 _RAW = "application/octet-stream"
 _TAR = "application/x-tar"
 _NDJSON = "application/x-ndjson"
@@ -66,24 +71,26 @@ async def exec_await(guest: Guest, wanted: _Exec, call: CurrentCall) -> Response
     await _wake(guest, call)
     if wanted.terminal:
         async with guest.machine.using(Use.TERMINAL) as agent:
-            result = await recordings.run(agent, wanted.terminal, wanted.command, **arguments)
+            result = await recordings.run(
+                agent, wanted.terminal, wanted.command, **arguments, reserve=call.reserve_output
+            )
     else:
-        result = await guest.machine.exec(wanted.command, **arguments)
-    stdout, stderr = _text(result.stdout), _text(result.stderr)
+        result = await guest.machine.exec(wanted.command, **arguments, reserve=call.reserve_output)
+    output: dict[str, Any] = {"stdout": Text(result.stdout), "stderr": Text(result.stderr)}
     if result.timed_out:
         text = f"command timed out after {wanted.timeout_ms} ms and was killed (timeoutMs)"
-        raise ApiError("EXEC_TIMED_OUT", text, timeoutMs=wanted.timeout_ms, stdout=stdout, stderr=stderr)
-    return json_answer(
-        Executed(
-            stdout=stdout,
-            stderr=stderr,
-            status_code=exit_status(result.exit_code, result.signal),
-            signal=result.signal,
-            duration_ms=round(result.duration * 1000, 3),
-            stdout_truncated=result.stdout_truncated,
-            stderr_truncated=result.stderr_truncated,
-        )
+        error = ApiError("EXEC_TIMED_OUT", text, timeoutMs=wanted.timeout_ms, **output)
+        return await reserved_object(error.body(), error.status, error.headers)
+    model = Executed(
+        stdout="",
+        stderr="",
+        status_code=exit_status(result.exit_code, result.signal),
+        signal=result.signal,
+        duration_ms=round(result.duration * 1000, 3),
+        stdout_truncated=result.stdout_truncated,
+        stderr_truncated=result.stderr_truncated,
     )
+    return await reserved_object({**model.model_dump(by_alias=True), **output})
 
 
 async def _wake(guest: GuestAccess, call: Call) -> None:
@@ -108,10 +115,6 @@ def _decoded(text: str, what: str) -> bytes:
         return decoded(text, what)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="replace")
 
 
 @router.post("/exec-stream", response_class=StreamingResponse)
@@ -203,7 +206,7 @@ def _shown(path: str) -> str:
 
 @router.get("/files/{path:path}", response_model=VmFileContent | Directory)
 @invalid_code("FILES_BAD_REQUEST")
-async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
+async def read_file(guest: Guest, path: GuestPath, request: Request, call: CurrentCall) -> Response:
     """Read a file, or list a folder.
 
     With `Accept: application/octet-stream` the answer is plain bytes of any size; JSON holds up to 64 MiB.
@@ -216,23 +219,46 @@ async def read_file(guest: Guest, path: GuestPath, request: Request) -> Any:
                 raise InvalidRequest(f"{_shown(path)} is a folder, not a file")
             return await _streamed(files.stream(path), _RAW)
         if found.kind == "directory":
-            entries = await files.list(path)
-            return Directory(
-                files=[VmDirectoryEntry(name=_shown(each.name), kind=_kind(each)) for each in entries]
-            )
+            listed = await _listed(files, path, call)
+            return await large_answer(call, Directory(files=[]), {"files": listed})
         if found.size > MAX_WHOLE_FILE:
             most = MAX_WHOLE_FILE >> 20
             text = f"file too large for JSON: {found.size} bytes (max {most} MiB); use Accept: {_RAW}"
             raise ApiError("FILES_BAD_REQUEST", text, 413)
-        content = await files.read(path, length=MAX_WHOLE_FILE)
-    return await text_answer(len(content), partial(_file_content, content))
+        if found.size > SMALL_ANSWER:
+            await call.reserve(found.size)
+        content = await files.read(path, length=MAX_WHOLE_FILE, reserve=call.reserve, reserved=found.size)
+    as_text = await _is_text(content)
+    file = VmFileContent(content="", encoding="utf8" if as_text else "base64")
+    return await large_answer(call, file, {"content": Text(content) if as_text else Base64(content)})
 
 
-def _file_content(content: bytes) -> VmFileContent:
-    try:
-        return VmFileContent(content=content.decode(), encoding="utf8")
-    except UnicodeDecodeError:
-        return VmFileContent(content=base64.b64encode(content).decode(), encoding="base64")
+async def _listed(files: GuestFiles, path: str, call: Call) -> Serialized:
+    """The entries of a folder. Only their JSON is held, which is a part of what the guest sends."""
+    pieces, memory = list[bytes](), MemoryReservation(call.reserve)
+    async with contextlib.aclosing(files.batches(path, _serialized_entries)) as batches:
+        async for piece in batches:
+            await memory.add(len(piece))
+            pieces.append(piece)
+    return Serialized(pieces)
+
+
+def _serialized_entries(entries: Sequence[FileInfo]) -> bytes:
+    models = [VmDirectoryEntry(name=_shown(each.name), kind=_kind(each)) for each in entries]
+    return _ENTRIES.dump_json(models)[1:-1]
+
+
+async def _is_text(content: bytes) -> bool:
+    def is_utf8() -> bool:
+        decode = codecs.getincrementaldecoder("utf-8")().decode
+        try:
+            for start in range(0, len(content), _DECODED):
+                decode(content[start : start + _DECODED], start + _DECODED >= len(content))
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    return is_utf8() if len(content) <= SMALL_ANSWER else await Threads.PARSING.run(is_utf8)
 
 
 def _kind(entry: FileInfo) -> Any:
@@ -298,7 +324,7 @@ async def write_file(guest: Guest, path: GuestPath, request: Request, mode: _Mod
 async def _written(request: Request) -> bytes:
     body = await request.body()
     try:
-        return _content(body) if len(body) <= SMALL_BODY else await in_thread(_content, body)
+        return _content(body) if len(body) <= SMALL_BODY else await Threads.PARSING.run(_content, body)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])

@@ -3,11 +3,12 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
-from stead.api.callers import Owner
+from stead.api.callers import CurrentCall, Owner
 from stead.api.dependencies import AccessDep, IdentitiesDep, ReposDep
 from stead.api.errors import ApiError
+from stead.api.large_answers import Items, large_answer
 from stead.api.repeatable import CurrentCreate, IfMissing, answer_of
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.identities import (
@@ -20,6 +21,7 @@ from stead.api.wire.identities import (
     RepositoryAccess,
     RepositoryPermission,
     TokenList,
+    TokenModel,
     VmAccess,
     VmPermissionList,
     VmPermissionModel,
@@ -90,10 +92,12 @@ async def delete_identity(identity: str, owner: Owner, identities: IdentitiesDep
 # Tokens
 
 
-@router.get("/{identity}/tokens")
-async def list_tokens(identity: str, owner: Owner, identities: IdentitiesDep) -> TokenList:
+@router.get("/{identity}/tokens", response_model=TokenList)
+async def list_tokens(identity: str, owner: Owner, call: CurrentCall, identities: IdentitiesDep) -> Response:
     """List the ids of an identity's valid tokens. The secrets are not stored."""
-    return TokenList.of(await identities.tokens(owner.account, identity))
+    found = await identities.tokens(owner.account, identity)
+    tokens = Items(TokenModel, len(found), lambda: (TokenModel(id=token.id) for token in found))
+    return await large_answer(call, TokenList(tokens=[]), {"tokens": tokens})
 
 
 @router.post("/{identity}/tokens")

@@ -2,16 +2,19 @@
 
 import bisect
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
+from starlette.responses import Response
 
-from stead.api.callers import USER_HEADER, AnyCaller, find_owned
+from stead.api.callers import USER_HEADER, AnyCaller, CurrentCall, find_owned
+from stead.api.calls import Call
 from stead.api.declared import invalid_code
 from stead.api.dependencies import IdentitiesDep, LogbookDep, MachinesDep
+from stead.api.large_answers import Items, large_answer
 from stead.api.log_pages import PageToken, Source, merge
 from stead.api.wire import Micros, Wire
 from stead.errors import GuestUnreachable, InvalidRequest, MachineNotFound
@@ -80,10 +83,11 @@ class LogPage(Wire):
     next_page_token: str | None = None
 
 
-@router.get("/logs")
+@router.get("/logs", response_model=LogPage)
 @invalid_code("INVALID_QUERY")
 async def read_logs(
     caller: AnyCaller,
+    call: CurrentCall,
     machines: MachinesDep,
     identities: IdentitiesDep,
     logbook: LogbookDep,
@@ -115,7 +119,7 @@ async def read_logs(
     user: Annotated[
         str | None, Header(alias=USER_HEADER, description="Read the journal as this user.")
     ] = None,
-) -> LogPage:
+) -> Response:
     """Log lines, oldest first, in pages.
 
     With `vmId`, the lines include the journal of that VM while it is running, as a Linux user of it
@@ -127,7 +131,7 @@ async def read_logs(
     if search is not None and "\0" in search:
         raise InvalidRequest("search must not contain NUL characters")
     if deployment_id or run_id or domain or resource_type not in (None, "vm"):
-        return LogPage(logs=[])
+        return await large_answer(call, LogPage(logs=[]), {})
     position = _position(start_time, end_time, page_token)
     query = LogQuery(
         account=caller.account,
@@ -148,7 +152,7 @@ async def read_logs(
     )
     journal, runs = _NO_LINES, _Runs((), None)
     if vm_id is not None and request_id is None and build_id is None:
-        reader = _Reader(machines, identities, caller, vm_id, user, vm_service, instance_id, search)
+        reader = _Reader(machines, identities, call, caller, vm_id, user, vm_service, instance_id, search)
         journal, runs = await reader.read(logbook, position, page_size + 1)
     rows = await logbook.find(query)
     page = merge(
@@ -156,14 +160,17 @@ async def read_logs(
         Source(journal.entries, lambda entry: entry.micros, complete=journal.complete),
         page_size,
     )
-    logs = [
-        LogEntry.of(each)
-        if isinstance(each, LogRow)
-        else LogEntry.of_guest(vm_id or "", each, runs.at(each.micros))
-        for each in page.order
-    ]
+
+    def entries() -> Iterator[LogEntry]:
+        for each in page.order:
+            if isinstance(each, LogRow):
+                yield LogEntry.of(each)
+            else:
+                yield LogEntry.of_guest(vm_id or "", each, runs.at(each.micros))
+
+    logs = Items(LogEntry, len(page.order), entries)
     if not page.more:
-        return LogPage(logs=logs)
+        return await large_answer(call, LogPage(logs=[]), {"logs": logs})
     last_row = rows[page.first - 1] if page.first else None
     token = PageToken(
         position.since,
@@ -171,7 +178,7 @@ async def read_logs(
         position.logbook if last_row is None else (last_row.at, last_row.id or 0),
         journal.entries[page.second - 1].cursor if page.second else position.journal,
     )
-    return LogPage(logs=logs, next_page_token=token.encode())
+    return await large_answer(call, LogPage(logs=[], next_page_token=token.encode()), {"logs": logs})
 
 
 async def _visible(identities: Identities, caller: Caller, vm_id: str | None) -> tuple[str, ...] | None:
@@ -212,6 +219,7 @@ class _Reader:
 
     machines: Machines
     identities: Identities
+    call: Call
     caller: Caller
     vm_id: str
     user: str | None
@@ -241,7 +249,7 @@ class _Reader:
             return _NO_LINES, runs
         query = JournalQuery(since, until, limit, position.journal, self.service, self.search)
         try:
-            return await read_journal(agent, query, user), runs
+            return await read_journal(agent, query, user, self.call.reserve), runs
         except GuestUnreachable as error:
             if self.machines.observer(self.vm_id) is not None:
                 raise JournalUnreadable(self.vm_id, str(error)) from None

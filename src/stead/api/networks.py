@@ -1,11 +1,12 @@
 """VPCs: private networks between VMs."""
 
 from fastapi import APIRouter
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
-from stead.api.callers import Owner
+from stead.api.callers import CurrentCall, Owner
 from stead.api.declared import invalid_code
 from stead.api.dependencies import NetworksDep, TunnelsDep
+from stead.api.large_answers import Items, large_answer
 from stead.api.repeatable import CurrentCreate, IfMissing, answer_of, vpc_id
 from stead.api.wire import Nothing
 from stead.api.wire.networks import (
@@ -14,6 +15,7 @@ from stead.api.wire.networks import (
     GatewayPeerModel,
     KnownClientModel,
     KnownClients,
+    MemberModel,
     NewPeer,
     NewSession,
     NewVpc,
@@ -55,12 +57,14 @@ async def list_vpcs(owner: Owner, networks: NetworksDep) -> VpcList:
     return VpcList(vpcs=[VpcModel.of(each) for each in await networks.list(owner.account)])
 
 
-@router.get("/{vpc_id}")
+@router.get("/{vpc_id}", response_model=VpcDetails)
 @invalid_code("BAD_REQUEST")
-async def get_vpc(vpc_id: str, owner: Owner, networks: NetworksDep) -> VpcDetails:
+async def get_vpc(vpc_id: str, owner: Owner, call: CurrentCall, networks: NetworksDep) -> Response:
     """Get a VPC and the VMs in it."""
-    found = await networks.get(owner.account, vpc_id)
-    return VpcDetails.with_members(found, await networks.members(owner.account, vpc_id))
+    found = VpcDetails.of(await networks.get(owner.account, vpc_id))
+    members = await networks.members(owner.account, vpc_id)
+    vms = Items(MemberModel, len(members), lambda: map(MemberModel.of, members))
+    return await large_answer(call, found, {"vms": vms})
 
 
 @router.delete("/{vpc_id}")
@@ -84,8 +88,10 @@ async def list_wireguard_clients(vpc_id: str, owner: Owner, tunnels: TunnelsDep)
 async def create_wireguard_session(
     vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: NewSession | None = None
 ) -> SessionModel:
-    """Let a computer join a VPC with WireGuard until the session is closed or expires (`expiresAt`)."""
-    return SessionModel.of(await tunnels.create(owner.account, vpc_id))
+    """Let a computer join a VPC with WireGuard until the session is closed or expires (`expiresAt`), or the
+    API key that made it is revoked.
+    """
+    return SessionModel.of(await tunnels.create(owner.account, vpc_id, owner.credential))
 
 
 @router.delete("/{vpc_id}/wireguard/ephemeral")
@@ -103,10 +109,13 @@ async def close_wireguard_session(
 async def set_wireguard_peer(
     vpc_id: str, owner: Owner, tunnels: TunnelsDep, wanted: NewPeer
 ) -> GatewayPeerModel:
-    """Let a computer with its own WireGuard key join a VPC, until its gateway VM is deleted."""
-    return GatewayPeerModel.of(
-        await tunnels.set_peer(owner.account, vpc_id, wanted.gateway_vm_id, wanted.client_public_key)
+    """Let a computer with its own WireGuard key join a VPC, until its gateway VM is deleted or the API key
+    that has set it last is revoked.
+    """
+    made = await tunnels.set_peer(
+        owner.account, vpc_id, wanted.gateway_vm_id, wanted.client_public_key, owner.credential
     )
+    return GatewayPeerModel.of(made)
 
 
 @router.delete("/{vpc_id}/wireguard/peers")

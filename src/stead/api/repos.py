@@ -1,23 +1,23 @@
 """HTTP routes of the Git API: repositories, refs, contents, commits."""
 
 import asyncio
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query
-from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from stead.api.bodies import MANY_VALUES, MAX_BODY, json_body
-from stead.api.callers import AnyCaller, Owner, call_of
+from stead.api.callers import AnyCaller, CurrentCall, Owner
+from stead.api.calls import Call
 from stead.api.declared import large_body
 from stead.api.dependencies import AccessDep, ImportsDep, ReposDep, WriterDep
 from stead.api.errors import ApiError
-from stead.api.large_answers import list_answer, text_answer
+from stead.api.large_answers import Base64, Items, Objects, Text, large_answer, large_object
 from stead.api.paced_response import PacedResponse
 from stead.api.repeatable import CurrentCreate, IfMissing, answer_of
+from stead.api.repo_answers import FolderEntries, branch_items, repo_fields, tag_items, tree_entries
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.guests import decoded
 from stead.api.wire.repos import (
@@ -27,6 +27,7 @@ from stead.api.wire.repos import (
     CommitCreated,
     CommitList,
     CommitModel,
+    ComparedFile,
     Comparison,
     CreatedRepo,
     CreateRepo,
@@ -44,26 +45,27 @@ from stead.api.wire.repos import (
     TagList,
     TagModel,
     Tree,
-    TreeEntry,
-    moment,
 )
 from stead.creation.results import Ensured
 from stead.identity.callers import Caller
 from stead.repos import contents, history
 from stead.repos.access import Level
 from stead.repos.committing import Change
-from stead.repos.errors import RepoNotFound
+from stead.repos.errors import RepoNotFound, TooLarge
 from stead.repos.fast_import import Author
 from stead.repos.history import MAX_COMMITS, Order
 from stead.repos.places import GitCaller
 from stead.repos.repos import Fill, RepoInfo
 from stead.repos.repository import Repository
 from stead.repos.transfer.imports import Imports
-from stead.tasks import in_thread
+from stead.shares import Reserve
+from stead.tasks import Threads
 
 router = APIRouter(prefix="/git/v1/repo", tags=["repositories"])
 
 MAX_PAGE = 100
+_MAX_PAGE_REFS = 96 << 20
+"""Bytes of the branches and tags of all repositories of a page, with what is made of them."""
 _UNNAMED = "{*branch}"
 """The path template itself, which the npm package sends instead of the branch name."""
 
@@ -89,7 +91,7 @@ def _user(caller: Caller) -> GitCaller:
 
 
 async def readable(
-    repo_id: RepoId, caller: AnyCaller, connection: HTTPConnection, repos: ReposDep, access: AccessDep
+    repo_id: RepoId, caller: AnyCaller, call: CurrentCall, repos: ReposDep, access: AccessDep
 ) -> OpenRepo:
     """A repository that the caller may read; others are 404, as if they did not exist."""
     info = await repos.get(repo_id)
@@ -101,8 +103,8 @@ async def readable(
         return found
 
     if caller.identity is not None:
-        call_of(connection).require(level)
-    return OpenRepo(info, repos.opened(info, _user(caller)), await level())
+        call.require(level)
+    return OpenRepo(info, repos.opened(info, _user(caller), call.reserve), await level())
 
 
 ReadableRepo = Annotated[OpenRepo, Depends(readable)]
@@ -117,9 +119,9 @@ async def writable(repo: ReadableRepo) -> OpenRepo:
 WritableRepo = Annotated[OpenRepo, Depends(writable)]
 
 
-async def owned(repo_id: RepoId, caller: Owner, repos: ReposDep) -> OpenRepo:
+async def owned(repo_id: RepoId, caller: Owner, call: CurrentCall, repos: ReposDep) -> OpenRepo:
     info = await repos.owned(caller.account, repo_id)
-    return OpenRepo(info, repos.opened(info, _user(caller)), "write")
+    return OpenRepo(info, repos.opened(info, _user(caller), call.reserve), "write")
 
 
 OwnedRepo = Annotated[OpenRepo, Depends(owned)]
@@ -186,41 +188,49 @@ def _fill(sources: Imports, wanted: CreateRepo) -> Fill | None:
             return sources.tree(wish.url, wish.commit_message, rev=rev, folder=wish.dir, author=author)
 
 
-@router.get("")
+@router.get("", response_model=RepoList)
 async def list_repos(
     caller: AnyCaller,
+    call: CurrentCall,
     access: AccessDep,
     repos: ReposDep,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 10,
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     search: Annotated[str | None, Query(description="Part of a name or id.")] = None,
-) -> RepoList:
+) -> Response:
     """List the account's repositories, newest first; for an identity, those it has access to."""
     only = None if caller.identity is None else await access.repos_of(caller.identity)
     page = await repos.list(caller.account, limit=limit, offset=offset, search=search, only=only)
-    user = _user(caller)
-    rows = await asyncio.gather(*(_row(repos.opened(info, user), info) for info in page.items))
-    return RepoList(repositories=list(rows), total=page.total, offset=page.offset)
+    user, reserve = _user(caller), _page_memory(call)
+    rows = await asyncio.gather(*(_row(repos.opened(info, user, reserve), info) for info in page.items))
+    model = RepoList(repositories=[], total=page.total, offset=page.offset)
+    return await large_answer(call, model, {"repositories": Objects(rows)})
 
 
-async def _row(repository: Repository, info: RepoInfo) -> RepoModel:
-    refs = RepoModel.refs(await repository.refs(), repository.default_branch)
-    visibility: Literal["public", "private"] = "public" if info.public else "private"
-    return RepoModel(
-        id=info.id,
-        repo_id=info.id,
-        name=info.name,
-        visibility=visibility,
-        created_at=moment(info.created_at),
-        size_bytes=info.size,
-        **refs,
-    )
+def _page_memory(call: Call) -> Reserve:
+    """Reserves memory for the refs of a page of repositories; TooLarge if the page can never be answered."""
+    reserved = 0
+
+    async def reserve(amount: int) -> bool:
+        nonlocal reserved
+        reserved += amount
+        if reserved > _MAX_PAGE_REFS:
+            raise TooLarge(
+                "these repositories have too many branches and tags for one page: use a lower limit"
+            )
+        return await call.reserve(amount)
+
+    return reserve
 
 
-@router.get("/{repo_id}")
-async def get_repo(repo: ReadableRepo) -> RepoModel:
+async def _row(repository: Repository, info: RepoInfo) -> dict[str, object]:
+    return repo_fields(info, await repository.refs(), repository.default_branch)
+
+
+@router.get("/{repo_id}", response_model=RepoModel)
+async def get_repo(repo: ReadableRepo, call: CurrentCall) -> Response:
     """Get a repository with its branches and tags."""
-    return await _row(repo.repository, repo.info)
+    return await large_object(call, await _row(repo.repository, repo.info))
 
 
 @router.delete("/{repo_id}")
@@ -246,11 +256,12 @@ async def set_default_branch(repo: OwnedRepo, wanted: DefaultBranch) -> Nothing:
 # Branches and tags
 
 
-@router.get("/{repo_id}/git/refs/heads/")
+@router.get("/{repo_id}/git/refs/heads/", response_model=BranchList)
 @router.get("/{repo_id}/git/refs/heads", include_in_schema=False)
-async def list_branches(repo: ReadableRepo) -> BranchList:
+async def list_branches(repo: ReadableRepo, call: CurrentCall) -> Response:
     """List branches."""
-    return BranchList.of(await repo.repository.branches())
+    found = await repo.repository.branches()
+    return await large_answer(call, BranchList(branches=[]), {"branches": branch_items(found)})
 
 
 @router.get("/{repo_id}/git/refs/heads/{branch:path}")
@@ -272,23 +283,32 @@ async def create_branch(
     return Ref(name=f"refs/heads/{made.name}", sha=made.sha)
 
 
-@router.get("/{repo_id}/git/refs/tags/")
+@router.get("/{repo_id}/git/refs/tags/", response_model=TagList)
 @router.get("/{repo_id}/git/refs/tags", include_in_schema=False)
-async def list_tags(repo: ReadableRepo) -> TagList:
+async def list_tags(repo: ReadableRepo, call: CurrentCall) -> Response:
     """List tags."""
-    return TagList(tags=[TagModel.of(tag) for tag in await repo.repository.tags()])
+    found = await repo.repository.tags()
+    return await large_answer(call, TagList(tags=[]), {"tags": tag_items(found)})
 
 
-@router.get("/{repo_id}/git/refs/tags/{tag:path}")
-async def get_tag(tag: str, repo: ReadableRepo) -> TagModel:
+@router.get("/{repo_id}/git/refs/tags/{tag:path}", response_model=TagModel)
+async def get_tag(tag: str, repo: ReadableRepo, call: CurrentCall) -> Response:
     """Get a tag by name."""
-    return TagModel.of(await repo.repository.tag(tag))
+    return await _with_message(call, TagModel.of(await repo.repository.tag(tag)))
 
 
-@router.get("/{repo_id}/git/tags/{sha}")
-async def get_tag_object(sha: str, repo: ReadableRepo) -> TagModel:
+@router.get("/{repo_id}/git/tags/{sha}", response_model=TagModel)
+async def get_tag_object(sha: str, repo: ReadableRepo, call: CurrentCall) -> Response:
     """Get an annotated tag by the sha of its tag object."""
-    return TagModel.of(await repo.repository.tag_object(sha))
+    return await _with_message(call, TagModel.of(await repo.repository.tag_object(sha)))
+
+
+async def _with_message(call: Call, model: TagModel | CommitModel) -> Response:
+    """A tag or commit, whose message may be long."""
+    if model.message is None:
+        return await large_answer(call, model, {})
+    message = Text(model.message.encode())
+    return await large_answer(call, model.model_copy(update={"message": ""}), {"message": message})
 
 
 # Contents
@@ -298,6 +318,7 @@ async def get_tag_object(sha: str, repo: ReadableRepo) -> TagModel:
 @router.get("/{repo_id}/contents/{path:path}", response_model=FileContent | DirectoryEntry)
 async def get_contents(
     repo: ReadableRepo,
+    call: CurrentCall,
     path: str = "",
     rev: Rev = None,
     ref: Rev = None,
@@ -306,36 +327,26 @@ async def get_contents(
     """Get a file with its content in base64, or a folder with its entries."""
     found = await contents.read(repo.repository, path, rev or ref, recursive=recursive)
     if isinstance(found, contents.RepoFile):
-        file = found
-        return await text_answer(len(file.content), lambda: FileContent.of(file), exclude_none=True)
-    folder = found
-    return await list_answer(len(folder.entries), lambda: DirectoryEntry.of(folder), exclude_none=True)
+        entry, size = found.entry, len(found.content)
+        file = FileContent(name=entry.name, path=entry.path, sha=entry.sha, size=size, content="")
+        return await large_answer(call, file, {"content": Base64(found.content)})
+    folder = DirectoryEntry(name=found.name, path=found.path, sha=found.sha, entries=[])
+    return await large_answer(call, folder, {"entries": FolderEntries(found)})
 
 
 @router.get("/{repo_id}/git/blobs/{sha}", response_model=Blob)
-async def get_blob(sha: str, repo: ReadableRepo) -> Response:
+async def get_blob(sha: str, repo: ReadableRepo, call: CurrentCall) -> Response:
     """Get a blob by its sha, in base64."""
     found, data = await contents.blob(repo.repository, sha)
-
-    def blob() -> Blob:
-        return Blob(sha=found, size=len(data), content=base64.b64encode(data).decode())
-
-    return await text_answer(len(data), blob)
+    blob = Blob(sha=found, size=len(data), content="")
+    return await large_answer(call, blob, {"content": Base64(data)})
 
 
 @router.get("/{repo_id}/git/trees/{sha}", response_model=Tree)
-async def get_tree(sha: str, repo: ReadableRepo) -> Response:
+async def get_tree(sha: str, repo: ReadableRepo, call: CurrentCall) -> Response:
     """Get a tree by its sha or the sha of a commit."""
     entries = await contents.tree(repo.repository, sha)
-
-    def tree() -> Tree:
-        found = [
-            TreeEntry(path=entry.path, sha=entry.sha, type=entry.kind, size=entry.size, mode=entry.mode)
-            for entry in entries
-        ]
-        return Tree(sha=sha.lower(), tree=found)
-
-    return await list_answer(len(entries), tree, exclude_none=True)
+    return await large_answer(call, Tree(sha=sha.lower(), tree=[]), {"tree": tree_entries(entries)})
 
 
 @router.get("/{repo_id}/tarball", response_class=StreamingResponse)
@@ -362,9 +373,10 @@ async def _archive(repo: OpenRepo, kind: str, rev: str | None) -> StreamingRespo
 # Commits
 
 
-@router.get("/{repo_id}/git/commits")
+@router.get("/{repo_id}/git/commits", response_model=CommitList)
 async def list_commits(
     repo: ReadableRepo,
+    call: CurrentCall,
     branch: Annotated[str | None, Query(description="Branch name. Default: the default branch.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_COMMITS)] = 50,
     order: Order = "desc",
@@ -372,7 +384,7 @@ async def list_commits(
     until: Annotated[str | None, Query(description="Commit sha.")] = None,
     offset: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
     disable_total_count: Annotated[bool, Query(alias="disableTotalCount")] = False,
-) -> CommitList:
+) -> Response:
     """List the commits of a branch.
 
     With `order=desc` (newest first) the list starts at `until` and stops before `since`; with `order=asc` it
@@ -389,8 +401,8 @@ async def list_commits(
         until=until,
         count=not disable_total_count,
     )
-    return CommitList(
-        commits=[CommitModel.of(commit) for commit in page.commits],
+    model = CommitList(
+        commits=[],
         count=len(page.commits),
         limit=limit,
         order=order,
@@ -399,6 +411,9 @@ async def list_commits(
         selector=_selector(since, until),
         next_commit=page.next_commit,
     )
+    size = sum(len(commit.message) for commit in page.commits)
+    items = Items(CommitModel, len(page.commits), lambda: map(CommitModel.of, page.commits), size)
+    return await large_answer(call, model, {"commits": items})
 
 
 def _selector(since: str | None, until: str | None) -> dict[str, object] | None:
@@ -409,10 +424,10 @@ def _selector(since: str | None, until: str | None) -> dict[str, object] | None:
     return {"Until": until} if until else None
 
 
-@router.get("/{repo_id}/git/commits/{sha}")
-async def get_commit(sha: str, repo: ReadableRepo) -> CommitModel:
+@router.get("/{repo_id}/git/commits/{sha}", response_model=CommitModel)
+async def get_commit(sha: str, repo: ReadableRepo, call: CurrentCall) -> Response:
     """Get a commit by its sha."""
-    return CommitModel.of(await repo.repository.commit(sha))
+    return await _with_message(call, CommitModel.of(await repo.repository.commit(sha)))
 
 
 @router.post("/{repo_id}/commits")
@@ -428,7 +443,7 @@ async def create_commit(
     author = None if wanted.author is None else Author(wanted.author.name, wanted.author.email)
     commit = await writer.commit(
         repo.repository,
-        await in_thread(_changes, wanted.files),
+        await Threads.PARSING.run(_changes, wanted.files),
         wanted.message,
         branch=wanted.branch,
         author=author,
@@ -455,9 +470,18 @@ def _change(file: FileChangeModel) -> Change:
         raise ApiError("INVALID_BASE64_CONTENT", text, path=file.path) from None
 
 
-@router.get("/{repo_id}/compare")
+@router.get("/{repo_id}/compare", response_model=Comparison)
 async def compare(
-    repo: ReadableRepo, base: Annotated[str, Query()], head: Annotated[str, Query()]
-) -> Comparison:
+    repo: ReadableRepo, call: CurrentCall, base: Annotated[str, Query()], head: Annotated[str, Query()]
+) -> Response:
     """Compare two revisions: commits and changed files of `head` since `base`."""
-    return Comparison.of(await history.compare(repo.repository, base, head))
+    found = await history.compare(repo.repository, base, head)
+    model = Comparison(
+        status=found.status,
+        ahead_by=found.ahead_by,
+        behind_by=found.behind_by,
+        total_commits=found.ahead_by,
+        files=[],
+    )
+    files = Items(ComparedFile, len(found.files), lambda: map(ComparedFile.of, found.files))
+    return await large_answer(call, model, {"files": files})

@@ -139,13 +139,16 @@ class SmartHttp:
     # Authentication
 
     async def _authenticate(self, call: "_GitCall") -> Caller | None:
-        """The caller, with a place for the call; None for an anonymous one, which has none yet."""
+        """The caller, with a place for the call; None for an anonymous one, which is only counted yet."""
         current = _current(call)
         if call.headers.get("authorization") is None:
+            current.count_anonymous()
             return None
+        secret = _secret(call.headers["authorization"])
+        current.check_unproven(secret is not None and self._callers.was_valid(secret))
         caller = await self._caller(call)
         if caller is None:
-            current.count_refused()
+            current.count_anonymous()
             raise TextError(401, "invalid or revoked API key or token", _AUTHENTICATE)
         await current.admit(caller)
         return caller

@@ -3,9 +3,11 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
-from stead.api.callers import OwnedSnapshot, Owner
+from stead.api.callers import CurrentCall, OwnedSnapshot, Owner
 from stead.api.dependencies import MachinesDep
+from stead.api.large_answers import Items, large_answer
 from stead.api.wire.snapshots import SnapshotDeleted, SnapshotList, SnapshotModel, Updated, UpdateSnapshot
 from stead.errors import SnapshotAlreadyDeleted, SnapshotNotFound
 from stead.machines import SnapshotInfo, SnapshotState
@@ -14,9 +16,10 @@ from stead.machines.snapshots import SnapshotPurpose
 router = APIRouter(prefix="/v1/vms/snapshots", tags=["snapshots"])
 
 
-@router.get("")
+@router.get("", response_model=SnapshotList)
 async def list_snapshots(
     caller: Owner,
+    call: CurrentCall,
     machines: MachinesDep,
     include_deleted: Annotated[bool, Query(alias="includeDeleted")] = False,
     include_failed: Annotated[bool, Query(alias="includeFailed")] = True,
@@ -24,7 +27,7 @@ async def list_snapshots(
     purpose: Annotated[SnapshotPurpose | None, Query(description="Only those with this purpose.")] = None,
     _cancelled: Annotated[bool, Query(alias="includeCancelled")] = False,
     _lost: Annotated[bool, Query(alias="includeLost")] = False,
-) -> SnapshotList:
+) -> Response:
     """List the account's snapshots, oldest first."""
     known = await machines.snapshots.list(caller.account, deleted=True)
     hidden = {
@@ -44,8 +47,8 @@ async def list_snapshots(
         and purpose in (None, info.purpose)
     ]
     states = [info.state for info in there]
-    return SnapshotList(
-        snapshots=[SnapshotModel.of(info) for info in shown],
+    model = SnapshotList(
+        snapshots=[],
         total_count=len(shown),
         building_count=states.count(SnapshotState.BUILDING),
         ready_count=states.count(SnapshotState.READY),
@@ -53,6 +56,8 @@ async def list_snapshots(
         deleted_count=len(known) - len(there),
         agent_count=sum(info.purpose == "agent" for info in there),
     )
+    snapshots = Items(SnapshotModel, len(shown), lambda: map(SnapshotModel.of, shown))
+    return await large_answer(call, model, {"snapshots": snapshots})
 
 
 @router.get("/{snapshot_id}")

@@ -20,11 +20,13 @@ from stead.api.errors import ApiError
 from stead.api.websocket_protocol import MORE
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest, SteadError
 from stead.guest.agent import Pacer
+from stead.logs import get_logger
 from stead.machines.events import Use
 from stead.machines.start import Attached
 from stead.tasks import cancel_and_wait
 
 router = APIRouter(include_in_schema=False)
+log = get_logger("stead.access")
 
 MAX_CONTROL = 4096
 """Bytes of a text message: a control message as JSON."""
@@ -128,13 +130,16 @@ class GuestSocket:
         credential = self._websocket.scope["state"]["credential"]
         while True:
             await asyncio.sleep(_PERMISSION_CHECK)
-            caller = await self._callers.authenticate(credential)
             try:
+                caller = await self._callers.authenticate(credential)
                 if caller is None:
                     return Close(POLICY_VIOLATION, "the API key or token was revoked")
                 await permitted_user(self.vm_id, caller, self.user, self._identities, self._machines)
             except SteadError as error:
                 return Close(POLICY_VIOLATION, str(error))
+            except Exception as error:
+                # A check that cannot be made, as without memory, proves nothing; it is made again.
+                log.warning("cannot check a permission", vm=self.vm_id, error=repr(error))
 
 
 Socket = Annotated[GuestSocket, Depends()]

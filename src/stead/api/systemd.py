@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
-from stead.api.callers import Guest, GuestAccess
+from stead.api.callers import CurrentCall, Guest, GuestAccess
+from stead.api.large_answers import Items, large_answer
 from stead.api.wire.systemd import (
     NewService,
     ServiceCreated,
@@ -62,18 +64,21 @@ async def service_status(guest: Guest, service: str) -> ServiceState:
     return ServiceState.model_validate(await _services(guest).status(service))
 
 
-@router.get("/services/{service}/logs")
+@router.get("/services/{service}/logs", response_model=ServiceLogs)
 async def service_logs(
     guest: Guest,
+    call: CurrentCall,
     service: str,
     lines: Annotated[
         int | None, Query(ge=1, description=f"The last lines to return (max {MAX_LINES}).")
     ] = None,
     since: Annotated[str | None, Query(description="ISO 8601 time.")] = None,
-) -> ServiceLogs:
+) -> Response:
     """Get the last journal lines of a service: its output, and systemd's messages about it."""
-    entries = await _services(guest).logs(service, lines, since)
-    return ServiceLogs(logs=[ServiceLogEntry.of(entry) for entry in entries])
+    entries = await _services(guest).logs(service, lines, since, call.reserve)
+    size = sum(len(entry.message) for entry in entries)
+    logs = Items(ServiceLogEntry, len(entries), lambda: map(ServiceLogEntry.of, entries), size)
+    return await large_answer(call, ServiceLogs(logs=[]), {"logs": logs})
 
 
 @router.post("/start")

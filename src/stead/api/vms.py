@@ -16,7 +16,7 @@ from stead.api.dependencies import (
     MachinesDep,
 )
 from stead.api.errors import ApiError
-from stead.api.large_answers import list_answer
+from stead.api.large_answers import Items, large_answer
 from stead.api.repeatable import CurrentCreate, answer_of, snapshot_id
 from stead.api.wire import LARGEST, Nothing
 from stead.api.wire.builds import BuildRecord
@@ -59,6 +59,7 @@ router = APIRouter(prefix="/v1/vms", tags=["vms"])
 @router.get("", response_model=VmList)
 async def list_vms(
     caller: AnyCaller,
+    call: CurrentCall,
     machines: MachinesDep,
     identities: IdentitiesDep,
     limit: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
@@ -83,21 +84,19 @@ async def list_vms(
         found = [info for info in found if wanted in info.id or wanted in (info.name or "").lower()]
     page = found[offset:] if limit is None else found[offset : offset + limit]
 
-    def listed() -> VmList:
-        return VmList(
-            vms=[VmRow.of(info) for info in page],
-            total_count=len(found),
-            running_count=states.count("running"),
-            starting_count=states.count("starting"),
-            suspended_count=states.count("suspended"),
-            stopped_count=states.count("stopped"),
-            building_count=states.count("building"),
-            suspending_count=states.count("suspending"),
-            lost_count=states.count("lost"),
-            user_id=caller.account,
-        )
-
-    return await list_answer(len(page), listed)
+    model = VmList(
+        vms=[],
+        total_count=len(found),
+        running_count=states.count("running"),
+        starting_count=states.count("starting"),
+        suspended_count=states.count("suspended"),
+        stopped_count=states.count("stopped"),
+        building_count=states.count("building"),
+        suspending_count=states.count("suspending"),
+        lost_count=states.count("lost"),
+        user_id=caller.account,
+    )
+    return await large_answer(call, model, {"vms": Items(VmRow, len(page), lambda: map(VmRow.of, page))})
 
 
 @router.get("/{vm_id}")

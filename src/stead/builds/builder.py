@@ -181,12 +181,16 @@ class Builder:
         return replace(plan, layers=tuple(layers), own=own)
 
     async def find_base(self, base: Base, account: str, request: str | None) -> Parent:
-        """The snapshot that a plan begins with, or the template of its size, which is built if missing."""
+        """The snapshot that a plan begins with, or the template for its size, which is built if missing."""
         if base.snapshot is None:
             size = base.size(self._machines.default_size)
             lines = self.template_lines(size, account, request)
             template = await self._machines.template(size, lines, account=account)
-            return Parent(f"template {template.id}", size)
+            identity = f"template {template.id}"
+            if size.disk_gib != template.size.disk_gib:
+                # Snapshots of a larger disk are not those of a smaller one.
+                identity += f" {size.disk_gib}G"
+            return Parent(identity, size)
         snapshot = await self._machines.snapshots.get(base.snapshot, deleted=True)
         if snapshot.account != account:
             raise SnapshotNotFound(base.snapshot)

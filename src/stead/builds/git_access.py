@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from stead.deadlines import scaled
 from stead.errors import HostError, InvalidRequest
+from stead.guest.execution import SMALL_OUTPUT
 from stead.identity.identities import Identities
 from stead.machines.machine import Machine
 from stead.repos.access import RepoAccess
@@ -60,6 +61,7 @@ class GitAccess:
             ["/bin/sh", "-ec", _CONFIGURE, "sh", repo, *self._hosts],
             stdin=f"username=x-access-token\npassword={token}\n".encode(),
             timeout=_TIMEOUT,
+            output_limit=SMALL_OUTPUT,
         )
         if not result.ok:
             said = result.stderr.decode(errors="replace").strip()[-500:]

@@ -22,10 +22,11 @@ from stead.builds.units import (
 from stead.builds.validation import unit_name
 from stead.deadlines import scaled
 from stead.errors import SteadError
-from stead.guest.execution import Ended, ExecResult
+from stead.guest.execution import SMALL_OUTPUT, Ended, ExecResult
 from stead.machines.machine import Machine
 from stead.tasks import in_background
 
+_ASK_OUTPUT = 2 << 20
 _ASK_TIMEOUT = scaled(120.0)
 _DRAIN_TIMEOUT = scaled(15.0)
 _LOG_LINES = 100
@@ -176,7 +177,7 @@ class LayerServices:
             return
         async with self._following(part, units):
             command = ["systemctl", "restart", "--", *units]
-            result = await self._machine.exec(command, timeout=waiting.timeout)
+            result = await self._machine.exec(command, timeout=waiting.timeout, output_limit=SMALL_OUTPUT)
         states = await self._states(units)
         await self._raise_failure(states)
         if result.timed_out:
@@ -284,7 +285,7 @@ class LayerServices:
             raise _refused(result)
 
     async def _run(self, *command: str) -> ExecResult:
-        return await self._machine.exec(command, timeout=_ASK_TIMEOUT)
+        return await self._machine.exec(command, timeout=_ASK_TIMEOUT, output_limit=_ASK_OUTPUT)
 
 
 def _refused(result: ExecResult) -> SetupFailed:

@@ -11,9 +11,11 @@ from stead.builds.units import FOLDER, service_unit
 from stead.builds.validation import OWN_UNITS, check_service, check_service_name, unit_name
 from stead.deadlines import scaled
 from stead.errors import GuestError, InvalidRequest, SteadError
-from stead.guest.execution import DEFAULT_OUTPUT_LIMIT, ExecResult
+from stead.guest.execution import ExecResult
 from stead.guest.systemd_journal import Entry, parse
 from stead.machines.machine import Machine
+from stead.shares import Reserve, unlimited
+from stead.tasks import Threads
 
 Verb = Literal["start", "stop", "restart"]
 
@@ -25,6 +27,8 @@ _JOB_TIMEOUT = scaled(120.0)
 _NEW_TIMEOUT = scaled(30.0)
 """The same for a new service: a oneshot may be a job of hours, and its creator does not wait for that."""
 _LOG_LIMIT = 64 << 20
+_OUTPUT_LIMIT = 2 << 20
+"""Bytes of systemctl's output: thousands of units."""
 _EXISTS = 17
 _DENIED = 13
 _OVERDUE = 124
@@ -137,10 +141,12 @@ class GuestServices:
             description=facts["Description"],
         )
 
-    async def logs(self, name: str, lines: int | None = None, since: str | None = None) -> Sequence[Entry]:
+    async def logs(
+        self, name: str, lines: int | None = None, since: str | None = None, reserve: Reserve = unlimited
+    ) -> Sequence[Entry]:
         """The last log lines of a service, and systemd's messages about it.
 
-        `since` is a time in ISO 8601, or in journalctl's syntax.
+        `since` is a time in ISO 8601, or in journalctl's syntax. `reserve` is asked for memory.
         """
         unit = _unit(name)
         count = min(DEFAULT_LINES if lines is None else lines, MAX_LINES)
@@ -148,13 +154,13 @@ class GuestServices:
         command.append("--output-fields=MESSAGE,PRIORITY,UNIT,_SYSTEMD_UNIT")
         if since is not None:
             command.append(f"--since={_parse_time(since)}")
-        done = await self._exec(command, timeout=_TIMEOUT, output_limit=_LOG_LIMIT)
+        done = await self._exec(command, timeout=_TIMEOUT, output_limit=_LOG_LIMIT, reserve=reserve)
         if b"parse timestamp" in done.stderr:
             raise InvalidRequest(f"since: {since!r} is not a time like 2026-01-31T12:00:00Z")
         if not done.ok:
             # journalctl also fails when there are no lines yet.
             self._refuse(done)
-        entries = parse(done.stdout)
+        entries = await Threads.PARSING.run(parse, done.stdout, count)
         if not entries:
             await self._show(unit)
         return entries
@@ -205,11 +211,17 @@ class GuestServices:
         *,
         timeout: float,
         stdin: bytes | None = None,
-        output_limit: int = DEFAULT_OUTPUT_LIMIT,
+        output_limit: int = _OUTPUT_LIMIT,
+        reserve: Reserve = unlimited,
     ) -> ExecResult:
         try:
             return await self._machine.exec(
-                command, user=self._user, stdin=stdin, timeout=timeout, output_limit=output_limit
+                command,
+                user=self._user,
+                stdin=stdin,
+                timeout=timeout,
+                output_limit=output_limit,
+                reserve=reserve,
             )
         except GuestError as error:
             if error.code == "busy":

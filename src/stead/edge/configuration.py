@@ -8,6 +8,7 @@ from typing import Any
 
 from stead.addresses import GATEWAY
 from stead.edge import pages
+from stead.edge.gate import MAX_HELD
 from stead.edge.gate_server import (
     ADMIT_PATH,
     ASK_PATH,
@@ -26,6 +27,11 @@ IDLE_TIMEOUT = 120
 UPSTREAM_IDLE = 20
 """Seconds that an unused connection to a VM is kept. A freed address is not used again before that."""
 _DIAL_TIMEOUT = 5
+_MAX_UPSTREAM = 256
+"""Connections to one port of a VM; further requests wait for one. WebSockets are not counted. Without a bound
+a VM that does not answer would take all descriptors of Caddy."""
+_MAX_TO_GATE = 2 * MAX_HELD
+"""More than requests may wait there, so that there are always connections for short answers."""
 _MAX_DEPTH = 10
 """Labels below a preview zone for which the installation's own CA signs."""
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -33,6 +39,14 @@ _CA = "stead"
 _UPSTREAM = "{stead.upstream}"
 
 Json = dict[str, Any]
+
+_CLOSE: Json = {
+    # The client has to connect again, and new connections are limited in front of Caddy. HTTP/3 has no such
+    # header: its clients take an answer with one for malformed.
+    "match": [{"not": [{"protocol": "http/3"}]}],
+    "handle": [{"handler": "headers", "response": {"set": {"Connection": ["close"]}}}],
+}
+_TOO_MANY: Json = {"status_code": [429]}
 
 
 @dataclass(frozen=True)
@@ -190,9 +204,10 @@ def _servers(settings: Settings, descriptors: Descriptors, paths: EdgePaths, htt
         "handle": [{"handler": "static_response", "status_code": 404}],
         "terminal": True,
     }
+    closing: Json = {"match": _TOO_MANY, "routes": [_CLOSE, {"handle": [{"handler": "copy_response"}]}]}
     api: Json = {
         "match": [{"host": names}],
-        "handle": [*alternative, _proxy(f"unix/{paths.api}")],
+        "handle": [*alternative, _proxy(f"unix/{paths.api}") | {"handle_response": [closing]}],
         "terminal": True,
     }
     https = _server(
@@ -309,12 +324,12 @@ def _to_vm(upstream: str) -> Json:
         "handler": "subroute",
         "routes": [
             {"match": [grpc], "handle": [_proxy(upstream, "h2c")], "terminal": True},
-            {"handle": [_proxy(upstream)]},
+            {"handle": [_proxy(upstream, max_conns_per_host=_MAX_UPSTREAM)]},
         ],
     }
 
 
-def _proxy(upstream: str, version: str = "1.1") -> Json:
+def _proxy(upstream: str, version: str = "1.1", **transport: Json | int) -> Json:
     return {
         "handler": "reverse_proxy",
         "upstreams": [{"dial": upstream}],
@@ -330,8 +345,9 @@ def _proxy(upstream: str, version: str = "1.1") -> Json:
             "keep_alive": {
                 "idle_timeout": f"{UPSTREAM_IDLE}s",
                 "probe_interval": "-1s",
-                "max_idle_conns_per_host": 256,
+                "max_idle_conns_per_host": _MAX_UPSTREAM,
             },
+            **transport,
         },
     }
 
@@ -347,6 +363,11 @@ def _asking_gate(paths: EdgePaths, error: str = "") -> Json:
     return {
         "handler": "reverse_proxy",
         "upstreams": [{"dial": paths.gate}],
+        "transport": {
+            "protocol": "http",
+            "max_conns_per_host": _MAX_TO_GATE,
+            "keep_alive": {"max_idle_conns_per_host": _MAX_TO_GATE},
+        },
         "rewrite": {"method": "GET", "uri": ADMIT_PATH},
         "headers": {"request": {"set": headers, "delete": unneeded}},
         "handle_response": [
@@ -355,9 +376,8 @@ def _asking_gate(paths: EdgePaths, error: str = "") -> Json:
                 "routes": [{"handle": [_to_vm(f"{{http.reverse_proxy.header.{UPSTREAM_HEADER}}}")]}],
             },
             {
-                # The client has to connect again, and new connections are limited in front of Caddy.
-                "match": {"status_code": [429]},
-                "routes": [{"handle": [_static(pages.too_many(), as_page=False) | {"close": True}]}],
+                "match": _TOO_MANY,
+                "routes": [_CLOSE, {"handle": [_static(pages.too_many(), as_page=False)]}],
             },
         ],
     }

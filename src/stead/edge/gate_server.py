@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from stead.edge.certificates import CertificatePermission
 from stead.edge.gate import Gate, GateRequest
 from stead.edge.pages import Refusal
+from stead.guest.watchdog import works_on
 from stead.tasks import in_background
 
 ASK_PATH = "/ask"
@@ -21,6 +22,7 @@ ERROR_HEADER = "X-Stead-Error"
 CLIENT_HEADER = "X-Stead-Client"
 UPSTREAM_HEADER = "X-Stead-Upstream"
 _BACKLOG = 1024
+_MAX_HOST = 255
 
 
 class GateApp:
@@ -53,7 +55,7 @@ class GateApp:
             client=header(CLIENT_HEADER),
         )
         async with (
-            in_background(self._gate.admit(request), "admit a request") as admitting,
+            in_background(_admit(self._gate, request), "admit a request") as admitting,
             in_background(_disconnected(receive), "watch for the end of a request") as leaving,
         ):
             await asyncio.wait({admitting, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -65,6 +67,11 @@ class GateApp:
             await _answer(send, decision.status, [*decision.headers(), ("content-type", kind)], body)
         else:
             await _answer(send, 200, [(UPSTREAM_HEADER, decision)])
+
+
+async def _admit(gate: Gate, request: GateRequest) -> str | Refusal:
+    works_on(f"request for {request.host[:_MAX_HOST]}")
+    return await gate.admit(request)
 
 
 async def _disconnected(receive: Receive) -> None:

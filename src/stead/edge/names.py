@@ -36,6 +36,7 @@ _PORT = 53
 _START_TIMEOUT = scaled(10.0)
 _POLL = 0.01
 _RESTART = Backoff(shortest=0.1, longest=5.0, healthy=10.0)
+_FOLLOW_AGAIN = Backoff(shortest=1.0, longest=60.0, healthy=60.0)
 _RELOAD_RESTART = Backoff(shortest=1.0, longest=30.0, healthy=60.0)
 _CACHED = 2000
 _CONCURRENT = 5000
@@ -109,7 +110,8 @@ class GuestResolver:
                 await resolver._dnsmasq.start()
                 await network.serve_dns(True)
                 async with TaskSet() as tasks:
-                    tasks.start(resolver._follow_servers(), "follow the host's name servers")
+                    following = keep_running("servers of dnsmasq", resolver._follow_servers, _FOLLOW_AGAIN)
+                    tasks.start(following, "follow the host's name servers")
                     reloading = keep_running("reload of dnsmasq", resolver._reload_wildcards, _RELOAD_RESTART)
                     tasks.start(reloading, "reload dnsmasq")
                     yield resolver
@@ -165,10 +167,11 @@ class GuestResolver:
     def _write_servers(self, servers: Sequence[IPv4Address]) -> None:
         write_atomically(self._folder / _SERVERS, resolv_conf(servers).encode(), _READABLE)
 
-    async def _follow_servers(self) -> None:
+    async def _follow_servers(self, serving: Callable[[], None]) -> None:
         # dnsmasq looks at the file before a query, at most once in a second.
         async for servers in changes_of_resolvers():
             await in_thread(self._write_servers, servers)
+            serving()
 
     def _command(self) -> ProcessCommand:
         gateway = addresses.GATEWAY

@@ -68,7 +68,10 @@ def not_mapped(host: str) -> Refusal:
 
 
 def too_many() -> Refusal:
-    text = "too many requests for names that are not mapped: try again later"
+    text = (
+        "too many requests from this address for names that are not mapped, or to VMs that had to be woken:"
+        " try again in a minute"
+    )
     return Refusal(429, "LIMIT_EXCEEDED", "Too many requests", text)
 
 

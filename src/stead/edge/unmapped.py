@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Collection
-from ipaddress import AddressValueError, IPv6Address
 from pathlib import Path
 
 from stead.edge.routes import HostsByName, RouteSource, private_folder
@@ -51,11 +50,3 @@ class UnmappedFiles:
         self._hosts.remove(host)
         with contextlib.suppress(FileNotFoundError):
             (self._folder / host).unlink()
-
-
-def client_network(client: str) -> str:
-    """Identifies a client: an IPv4 address, or the /64 network of an IPv6 address."""
-    with contextlib.suppress(AddressValueError):
-        address = IPv6Address(client)
-        return address.packed[:8].hex() if address.ipv4_mapped is None else str(address.ipv4_mapped)
-    return client

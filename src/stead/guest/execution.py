@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import io
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
@@ -13,8 +14,11 @@ from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, InvalidRequest, SteadError
 from stead.guest.agent import Agent, parse_object, parsing, small
 from stead.guest.frames import Frames
+from stead.shares import MemoryReservation, Reserve, unlimited
 
 DEFAULT_OUTPUT_LIMIT = 16 << 20
+SMALL_OUTPUT = 64 << 10
+"""Bytes of output that are kept of a command whose messages alone are of interest."""
 MAX_SHELL_COMMAND = 1 << 20
 """Bytes of a shell command. Linux takes 2 MiB of arguments and environment, of at most 128 KiB each."""
 _PART = 30_000
@@ -327,26 +331,36 @@ def parse_oom(event: Mapping[str, object]) -> OutOfMemory:
     )
 
 
-async def collect(agent: Agent, request: ExecRequest, limit: int = DEFAULT_OUTPUT_LIMIT) -> ExecResult:
-    """Run a command and collect up to `limit` bytes of each stream; the result says what was truncated."""
-    kept = {"stdout": bytearray(), "stderr": bytearray()}
+async def collect(
+    agent: Agent, request: ExecRequest, limit: int = DEFAULT_OUTPUT_LIMIT, reserve: Reserve = unlimited
+) -> ExecResult:
+    """Run a command and collect up to `limit` bytes of each stream; the result says what was truncated.
+
+    Memory for the output is reserved as it arrives. While `reserve` waits, the output is not read, which
+    stops the command; if it answers False, the rest of the output is dropped.
+    """
+    kept = {"stdout": io.BytesIO(), "stderr": io.BytesIO()}
     cut = {"stdout": False, "stderr": False}
+    memory, full = MemoryReservation(reserve), False
     async with contextlib.aclosing(follow(agent, request)) as events:
         async for event in events:
             if isinstance(event, Ended):
                 return ExecResult(
                     exit_code=event.exit_code,
                     signal=event.signal,
-                    stdout=bytes(kept["stdout"]),
-                    stderr=bytes(kept["stderr"]),
+                    stdout=kept["stdout"].getvalue(),
+                    stderr=kept["stderr"].getvalue(),
                     stdout_truncated=cut["stdout"],
                     stderr_truncated=cut["stderr"],
                     timed_out=event.timed_out,
                     duration=event.duration,
                     out_of_memory=event.out_of_memory,
                 )
+            # BytesIO gives its bytes away without a copy.
             buffer = kept[event.stream]
-            room = limit - len(buffer)
-            buffer += event.data[:room]
-            cut[event.stream] |= len(event.data) > room
+            data = b"" if full else event.data[: limit - buffer.tell()]
+            if data and not await memory.add(len(data)):
+                full, data = True, b""
+            buffer.write(data)
+            cut[event.stream] |= len(event.data) > len(data)
     raise GuestUnreachable("lost the connection to the guest agent during a command")

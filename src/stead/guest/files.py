@@ -2,15 +2,18 @@
 
 import asyncio
 import base64
+import contextlib
+import io
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from stead.deadlines import scaled
 from stead.errors import GuestError, GuestUnreachable, InvalidRequest
 from stead.guest.agent import Agent, Body, parsing, path_query, small
+from stead.shares import MemoryReservation, Reserve, unlimited
 
 _TIMEOUT = scaled(900.0)
 """Enough to remove or list a very large tree in an emulated guest; a guest that ends fails a call at once."""
@@ -18,6 +21,7 @@ _TIMEOUT = scaled(900.0)
 GuestPath = str | bytes | os.PathLike[str]
 Kind = Literal["file", "directory", "symlink", "fifo", "socket", "device"]
 _LARGEST = (1 << 63) - 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,31 @@ class GuestFiles:
         self._using = using
         self._user = user
 
-    async def read(self, path: GuestPath, start: int = 0, length: int | None = None) -> bytes:
-        """A whole file, or `length` bytes of it from `start`; past the end there is nothing to read."""
-        parts = [chunk async for chunk in self.stream(path, start, length)]
-        return b"".join(parts)
+    async def read(
+        self,
+        path: GuestPath,
+        start: int = 0,
+        length: int | None = None,
+        *,
+        reserve: Reserve = unlimited,
+        reserved: int = 0,
+    ) -> bytes:
+        """A whole file, or `length` bytes of it from `start`; past the end there is nothing to read.
+
+        `reserve` is asked for its memory, of which so many bytes are `reserved` by now.
+        """
+        # BytesIO gives its bytes away without a copy.
+        content, memory = io.BytesIO(), MemoryReservation(reserve, reserved)
+        async with contextlib.aclosing(self.stream(path, start, length)) as chunks:
+            async for chunk in chunks:
+                if length is not None and content.tell() + len(chunk) > length:
+                    text = (
+                        f"the guest agent sent more of {path!r} than the {length} bytes that were asked for"
+                    )
+                    raise GuestError("answer_too_large", text)
+                await memory.add(len(chunk))
+                content.write(chunk)
+        return content.getvalue()
 
     async def stream(
         self, path: GuestPath, start: int = 0, length: int | None = None
@@ -111,6 +136,13 @@ class GuestFiles:
         return _info(await self._call("GET", f"/v1/stat?path={path_query(path)}&follow={int(follow)}"))
 
     async def list(self, path: GuestPath) -> list[FileInfo]:
+        async with contextlib.aclosing(self.batches(path, tuple)) as batches:
+            return [entry async for batch in batches for entry in batch]
+
+    async def batches(
+        self, path: GuestPath, convert: Callable[[Sequence[FileInfo]], T]
+    ) -> AsyncGenerator[T, None]:
+        """The entries of a folder as they arrive, converted in a thread."""
         target = f"/v1/directory?path={path_query(path)}"
         try:
             async with (
@@ -118,7 +150,10 @@ class GuestFiles:
                 asyncio.timeout(_TIMEOUT),
                 agent.stream("GET", target, user=self._user, header_timeout=None) as answer,
             ):
-                return [_info(entry) async for entry in answer.objects("entries")]
+                async for batch in answer.batches(
+                    "entries", lambda found: convert([_info(entry) for entry in found])
+                ):
+                    yield batch
         except TimeoutError as error:
             raise GuestUnreachable(f"the guest agent did not list {path!r} within {_TIMEOUT:g} s") from error
 

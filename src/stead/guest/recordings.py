@@ -5,8 +5,9 @@ that first ran a command under its name; root sees all.
 """
 
 import base64
+import io
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import quote
@@ -14,11 +15,13 @@ from urllib.parse import quote
 from stead.errors import GuestError, InvalidRequest
 from stead.guest.agent import Agent, parse_object, parsing
 from stead.guest.execution import DEFAULT_OUTPUT_LIMIT, ExecRequest, ExecResult, collect
+from stead.shares import MemoryReservation, Reserve, unlimited
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _MAX_LINE = 256 << 10
 _MAX_OUTPUT = 16 << 20
 """The agent keeps about 1 MiB for each recording; base64 and short pieces make it longer."""
+_PIECE_COST = 160
 _LATEST = 253_402_300_799_999
 """The last millisecond of the year 9999, which is as far as dates go."""
 
@@ -41,7 +44,7 @@ class LogLine:
     at: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Piece:
     at: float
     data: bytes
@@ -58,17 +61,19 @@ async def run(
     user: str | None = None,
     timeout: float | None = None,
     output_limit: int = DEFAULT_OUTPUT_LIMIT,
+    reserve: Reserve = unlimited,
 ) -> ExecResult:
     """Run a command to its end, like `Machine.exec`; the guest records its output and its children's.
 
-    Creates the recording if it does not exist; of more than 64 the oldest is dropped.
+    Creates the recording if it does not exist; of more than 64 the oldest is dropped. `reserve` is asked for
+    the memory of the output.
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"invalid terminal name {name!r}: must be 1 to 64 letters, digits, '.', '_' or '-'"
         )
     request = ExecRequest(command, cwd, env or {}, stdin, user, timeout, terminal=name)
-    return await collect(agent, request, output_limit)
+    return await collect(agent, request, output_limit, reserve)
 
 
 async def find(agent: Agent, user: str | None = None) -> list[RecordingInfo]:
@@ -86,52 +91,71 @@ async def find(agent: Agent, user: str | None = None) -> list[RecordingInfo]:
         ]
 
 
-async def output(agent: Agent, name: str, user: str | None = None) -> bytes:
-    """The recorded output, both streams interleaved: about the last MiB."""
-    return b"".join(piece.data for piece in await _pieces(agent, name, user))
+async def output(agent: Agent, name: str, user: str | None = None, reserve: Reserve = unlimited) -> bytes:
+    """The recorded output, both streams interleaved: about the last MiB. `reserve` is asked for memory."""
+    output = io.BytesIO()
+    async for piece in _pieces(agent, name, user, reserve):
+        output.write(piece.data)
+    return output.getvalue()
 
 
-async def logs(agent: Agent, name: str, user: str | None = None) -> list[LogLine]:
-    """The recorded output in lines."""
-    lines: list[LogLine] = []
-    begun, began = bytearray(), 0.0
-    for piece in await _pieces(agent, name, user):
-        for part in _parts(piece.data):
-            if not begun:
-                began = piece.at
-            begun += part
-            if part.endswith(b"\n"):
-                lines.append(_line(begun, began))
+async def logs(
+    agent: Agent, name: str, user: str | None = None, reserve: Reserve = unlimited
+) -> "RecordedLines":
+    """The recorded output in lines. `reserve` is asked for memory."""
+    return RecordedLines([piece async for piece in _pieces(agent, name, user, reserve)])
+
+
+class RecordedLines:
+    """The lines of a recording, made when they are read: there may be a million empty ones in a MiB."""
+
+    def __init__(self, pieces: "Sequence[_Piece]") -> None:
+        self._pieces = pieces
+
+    @property
+    def most(self) -> int:
+        """An upper bound of their number."""
+        return 1 + sum(piece.data.count(b"\n") for piece in self._pieces)
+
+    def __iter__(self) -> Iterator[LogLine]:
+        begun, began = bytearray(), 0.0
+        for piece in self._pieces:
+            start = 0
+            while start < len(piece.data):
+                if not begun:
+                    began = piece.at
+                end = piece.data.find(b"\n", start) + 1
+                begun += piece.data[start : end or len(piece.data)]
+                if not end:
+                    break
+                start = end
+                yield _line(begun, began)
                 begun.clear()
-    if begun:
-        lines.append(_line(begun, began))
-    return lines
+        if begun:
+            yield _line(begun, began)
 
 
-def _parts(data: bytes) -> list[bytes]:
-    *whole, rest = data.split(b"\n")
-    return [*(line + b"\n" for line in whole), *([rest] if rest else [])]
-
-
-def _line(data: bytes | bytearray, at: float) -> LogLine:
+def _line(data: bytearray, at: float) -> LogLine:
     return LogLine(bytes(data).removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace"), at)
 
 
-async def _pieces(agent: Agent, name: str, user: str | None) -> list[_Piece]:
+async def _pieces(
+    agent: Agent, name: str, user: str | None, reserve: Reserve
+) -> AsyncGenerator[_Piece, None]:
     if not _NAME.fullmatch(name):
         raise GuestError("not_found", f"terminal {name!r} not found")
     what = f"/v1/terminals/{quote(name, safe='')}"
-    pieces: list[_Piece] = []
-    size = 0
+    size, memory = 0, MemoryReservation(reserve)
     async with agent.stream("GET", what, user=user) as answer:
         async for line in answer.lines(_MAX_LINE):
             size += len(line)
             if size > _MAX_OUTPUT:
                 raise GuestError("answer_too_large", f"terminal {name!r} has more than {_MAX_OUTPUT} bytes")
+            # A piece of a few bytes takes more memory than its line.
+            await memory.add(len(line) + _PIECE_COST)
             with parsing(what):
                 piece = parse_object(line, what)
-                pieces.append(_Piece(moment(piece["at_ms"]), base64.b64decode(piece["data_b64"])))
-    return pieces
+                yield _Piece(moment(piece["at_ms"]), base64.b64decode(piece["data_b64"]))
 
 
 def moment(millis: Any) -> float:

@@ -11,6 +11,7 @@ from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, InvalidRequest
 from stead.guest.agent import Agent
 from stead.guest.execution import ExecRequest, collect
+from stead.shares import Reserve, unlimited
 from stead.tasks import Threads
 
 _TIMEOUT = scaled(60.0)
@@ -81,14 +82,16 @@ class JournalPage:
     complete: bool
 
 
-async def read_journal(agent: Agent, query: JournalQuery, user: str | None = None) -> JournalPage:
+async def read_journal(
+    agent: Agent, query: JournalQuery, user: str | None = None, reserve: Reserve = unlimited
+) -> JournalPage:
     """What `journalctl` shows to a Linux user (root by default).
 
-    A user who may not open any journal file sees no lines.
+    A user who may not open any journal file sees no lines. `reserve` is asked for the memory of the output.
     """
     request = ExecRequest(query.command, user=user, timeout=_TIMEOUT)
-    result = await collect(agent, request)
-    entries = await Threads.PARSING.run(parse, result.stdout)
+    result = await collect(agent, request, reserve=reserve)
+    entries = await Threads.PARSING.run(parse, result.stdout, query.limit)
     if result.timed_out and not entries:
         raise GuestUnreachable(f"journalctl did not finish within {_TIMEOUT:g} s")
     if not entries and not result.ok and user is None and result.stderr.strip():
@@ -102,10 +105,10 @@ def is_cursor(text: str) -> bool:
     return _CURSOR.fullmatch(text) is not None
 
 
-def parse(output: bytes) -> list[Entry]:
-    """The output of `journalctl --output=json`. Lines that are not journal entries are skipped."""
-    lines = output.split(b"\n")
-    # The last part is empty, or an entry that was cut off.
+def parse(output: bytes, most: int = 1 << 20) -> list[Entry]:
+    """The first `most` lines that `journalctl --output=json` printed, without those that are no entries."""
+    lines = output.split(b"\n", most)
+    # The last part is empty, an entry that was cut off, or more lines than were asked for.
     return [entry for line in lines[:-1] if (entry := _entry(line)) is not None]
 
 

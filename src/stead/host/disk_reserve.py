@@ -1,37 +1,30 @@
-"""Disk space that only the database and logs get: a file that is emptied when everything else is full.
+"""Disk space that only the database and logs get: a file that is removed when everything else is full.
 
-VMs and git fill a disk to its end. QEMU then stops the guests that write, and Stead lets them continue only
-when there is more room than this reserve, so what the file gives back is left to the server.
+VMs that fill the disk are paused, and git refuses writes, long before (`stead.disk_marks`). The reserve is
+given up for what else needs space in spite of that.
 """
 
 import asyncio
 import contextlib
 import os
-import shutil
 from pathlib import Path
 
-from stead.files import nearest_existing
+from stead.disk_marks import DiskMarks, DiskSpace
 from stead.logs import get_logger
 from stead.tasks import in_thread
 
-_LARGEST = 256 << 20
-_INTERVAL = 5.0
+_INTERVAL = 1.0
 
 log = get_logger("stead.disk_reserve")
-
-
-def reserve_size(folder: Path) -> int:
-    """Bytes of the reserve on the disk of a folder: a hundredth of it, and at most 256 MiB."""
-    return min(_LARGEST, shutil.disk_usage(nearest_existing(folder)).total // 100)
 
 
 class DiskReserve:
     def __init__(self, data: Path) -> None:
         self._file = data / "reserve"
-        self._size = reserve_size(data)
+        self._size = DiskMarks.of(DiskSpace.of(data).total).reserve
 
     async def watch(self) -> None:
-        """Adjust the reserve to the free space every few seconds."""
+        """Adjust the reserve to the free space every second."""
         while True:
             try:
                 await in_thread(self.adjust)
@@ -40,8 +33,11 @@ class DiskReserve:
             await asyncio.sleep(_INTERVAL)
 
     def adjust(self) -> None:
-        """Release the reserve when the disk is full; allocate it again when there is much more room."""
-        free = shutil.disk_usage(self._file.parent).free
+        """Release the reserve when the disk is full; allocate it again as soon as as much is left beside it.
+
+        What it gave back is no reason to allocate it again.
+        """
+        free = DiskSpace.of(self._file.parent).free
         if self.allocated and free < self._size // 4:
             self._file.unlink()
             log.error(
@@ -49,8 +45,9 @@ class DiskReserve:
                 released=self._size,
                 folder=str(self._file.parent),
             )
-        elif not self.allocated and free > 4 * self._size:
+        elif not self.allocated and free > 2 * self._size:
             self._allocate()
+            log.info("allocated the reserve of disk space for database and logs", size=self._size)
 
     @property
     def allocated(self) -> bool:

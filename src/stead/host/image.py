@@ -18,11 +18,11 @@ from stead.guest_agent import agent_path
 from stead.host.bootstrap import bootstrap
 from stead.host.commands import run
 from stead.host.interface import Progress, Report
-from stead.settings import Settings
+from stead.settings import Settings, Size
 from stead.tasks import Threads, in_thread
 
 SUITE = "trixie"
-DISK_GIB = 20
+DISK_GIB = Size.MIN_DISK_GIB
 FILES = Path(__file__).parent.parent / "image_files"
 HOST_CERTIFICATES = Path("/usr/local/share/ca-certificates")
 

@@ -4,13 +4,15 @@ QMP, QEMU's command line, paths, namespaces and cgroups stay behind it. `local.p
 tests of rules have a host in memory.
 """
 
+import functools
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Literal, Protocol, TypeVar
 
+from stead.disk_marks import DiskSpace
 from stead.errors import HostError
 from stead.guest.agent import Agent
 from stead.limits import HostResources
@@ -89,8 +91,20 @@ class TemplateUnreadable(HostError):
     """A template may exist, but the host cannot read it now."""
 
 
+@functools.lru_cache
+def template_size(size: Size) -> Size:
+    """The size of the template for VMs of a size: it has the smallest disk, which a create grows.
+
+    So the number of templates does not follow from the disk sizes that callers ask for.
+    """
+    return replace(size, disk_gib=Size.MIN_DISK_GIB)
+
+
 class Template(Protocol):
-    """A VM of one size, booted once and saved: new VMs are restored from it. It never changes."""
+    """A VM booted once and saved: new VMs with the same vCPUs and memory are restored from it.
+
+    It never changes. A template of an older version has the disk size of its VMs instead of the smallest.
+    """
 
     @property
     def id(self) -> str: ...
@@ -162,6 +176,15 @@ class Vm(Protocol):
     async def resume_after_crash(self) -> None:
         """Resume a VM whose capture was interrupted by a crash of the server."""
 
+    async def hold(self) -> None:
+        """Pause the guest until `end_hold`, whatever an operation orders meanwhile.
+
+        Unlike every other order it needs no lock: it stops a guest in the middle of an operation too.
+        """
+
+    async def end_hold(self) -> None:
+        """Let the guest continue, unless an operation has paused it."""
+
     async def end_if_panicked(self) -> bool:
         """End a VM whose guest panicked while the server was not connected; False if it did not."""
 
@@ -175,6 +198,9 @@ class Vm(Protocol):
         """Open an empty layer that can become the writable one."""
 
     async def drop_layer(self, layer: str) -> None: ...
+    async def resize_disk(self, layer: str, size_gib: int) -> None:
+        """Grow the writable layer to this size, which it may have already, and notify the guest of it."""
+
     async def written_layer(self) -> str:
         """The current writable layer."""
 
@@ -224,13 +250,13 @@ class HostPlatform(Protocol):
 
 class TemplateStorage(Protocol):
     async def find(self, size: Size) -> Template | None:
-        """The template of a size, without making one."""
+        """The template for VMs of a size, without making one."""
 
     def load(self, template_id: str) -> Template | None:
         """None when it was removed; HostError when the host cannot tell."""
 
     async def ensure(self, size: Size, report: Report) -> Template:
-        """The template of a size, built when it is missing."""
+        """The template for VMs of a size, built when it is missing."""
 
     async def remove_unused(self, used: Collection[str]) -> list[str]:
         """Remove templates that cannot be restored here any more, but for those `used`; returns their ids."""
@@ -368,8 +394,11 @@ class Host(Protocol):
         """Whether programs wait for memory, or it is about to run out."""
 
     def has_disk_room(self) -> bool: ...
+    def disk_space(self) -> DiskSpace:
+        """The file system with the disks of VMs."""
+
     async def restore(self, vm_slot: VmSlot, disk: Disk) -> ProcessId:
-        """Start a VM from the memory of its disk's template."""
+        """Start a VM from the memory of its disk's template: the guest knows a disk of that one's size."""
 
     async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId: ...
     def restore_state(

@@ -14,13 +14,13 @@ from typing import Self
 
 from stead import addresses
 from stead.deadlines import scaled
+from stead.disk_marks import DiskSpace
 from stead.errors import CheckpointUnusable, DiskSpaceExceeded, HostError
 from stead.files import (
     allocated,
     exists,
     give_to,
     locked,
-    nearest_existing,
     raise_descriptor_limit,
     remove_folder,
     remove_garbage,
@@ -33,9 +33,9 @@ from stead.host.authority import Authority
 from stead.host.cgroups import ControlGroups
 from stead.host.checkpoints import CheckpointFolders, LocalCapturedState, LocalVm, device_state, place_memory
 from stead.host.image import BaseImage, ensure_image, find_image, image_key
-from stead.host.interface import Disk, Inventory, Report, VmSlot, narrowed
+from stead.host.interface import Disk, Inventory, Report, VmSlot, narrowed, template_size
 from stead.host.layer_files import LayerFiles
-from stead.host.memory import SealedCopies, check_memory, is_short, sealed_copy
+from stead.host.memory import SealedCopies, check_memory, is_short, new_sealed_copy
 from stead.host.network import Network
 from stead.host.qemu import Command, KernelBoot, Memory, OpenLayer, QemuPlatform, Saved
 from stead.host.quarantine import Quarantine
@@ -49,7 +49,7 @@ from stead.limits import HostResources
 from stead.logs import get_logger
 from stead.processes import EXPENDABLE, ProcessId, kill, set_oom_score
 from stead.settings import Settings, Size
-from stead.tasks import Threads, finished, in_thread, or_undo
+from stead.tasks import Threads, finished, in_thread
 
 log = get_logger("stead.host")
 
@@ -219,11 +219,10 @@ class LocalHost:
         return await self.image()
 
     async def template_inputs(self, size: Size, progress: Report = lambda _: None) -> TemplateInputs:
-        """What the template of a size is made of; the image is built when it is missing."""
+        """What the template for VMs of a size is made of; the image is built when it is missing."""
         image = await self.image(progress)
-        return TemplateInputs(
-            image, size, await self.platform(), self._authority.certificate.decode().strip()
-        )
+        certificate = self._authority.certificate.decode().strip()
+        return TemplateInputs(image, template_size(size), await self.platform(), certificate)
 
     async def platform(self) -> QemuPlatform:
         image = await self.image()
@@ -263,7 +262,10 @@ class LocalHost:
         return is_short()
 
     def has_disk_room(self) -> bool:
-        return shutil.disk_usage(nearest_existing(self.settings.data)).free >= _DISK_FLOOR
+        return self.disk_space().free >= _DISK_FLOOR
+
+    def disk_space(self) -> DiskSpace:
+        return DiskSpace.of(self.settings.data)
 
     @property
     def slots(self) -> range:
@@ -317,20 +319,29 @@ class LocalHost:
         platform: QemuPlatform,
     ) -> ProcessId:
         """Start a QEMU from saved device state; its RAM is a private copy of the template's, or empty."""
-        with contextlib.ExitStack() as opened:
-            memory = Memory("own")
-            if base is not None and not self.settings.share_template_memory:
-                check_memory(allocated(base.memory))
-                copy = await or_undo(Threads.COPIES.run(sealed_copy, base.memory), _close)
-                opened.callback(os.close, copy)
-                memory = Memory("copy", copy)
-            elif base is not None and platform.read_only_memory_files:
-                memory = Memory("copy", await in_thread(open_for_all, base.memory, opened))
-            elif base is not None:
-                sealed = await self.sealed.open(base.id, base.memory)
-                opened.callback(os.close, sealed)
-                memory = Memory("copy", sealed)
+        async with self._memory(vm_slot, base, platform) as memory:
             return await self._launch(vm_slot, size, memory, disk, saved, platform)
+
+    @contextlib.asynccontextmanager
+    async def _memory(
+        self, vm_slot: VmSlot, base: LocalTemplate | None, platform: QemuPlatform
+    ) -> AsyncIterator[Memory]:
+        with contextlib.ExitStack() as opened:
+            if base is None:
+                yield Memory("own")
+            elif not self.settings.share_template_memory:
+                check_memory(allocated(base.memory))
+                copy = await new_sealed_copy(base.memory)
+                opened.callback(os.close, copy)
+                yield Memory("copy", copy)
+            elif platform.read_only_memory_files:
+                yield Memory("copy", await in_thread(open_for_all, base.memory, opened))
+            else:
+                default = base.image == self._image and base.size == template_size(self.settings.default_size)
+                async with self.sealed.opened(
+                    base.id, base.memory, vm_slot.machine, vm_slot.account, default=default
+                ) as sealed:
+                    yield Memory("copy", sealed)
 
     async def boot(self, vm_slot: VmSlot, size: Size, disk: Disk) -> ProcessId:
         """Start a QEMU that boots from its disk."""
@@ -404,6 +415,7 @@ class LocalHost:
 
     def tidy(self, machine: str) -> None:
         """Remove the runtime files of a VM whose process has ended."""
+        self.sealed.release(machine)
         shutil.rmtree(self.disks.files(machine).runtime, ignore_errors=True)
         self.groups.release(machine)
 
@@ -450,10 +462,6 @@ _GUEST_FLAGS = frozenset(
 
 All other flags are left out: a new kernel adds names for features and for workarounds of its own.
 """
-
-
-async def _close(descriptor: int) -> None:
-    os.close(descriptor)
 
 
 def _host_cpu(cpuinfo: str | None = None) -> str:

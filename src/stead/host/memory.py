@@ -1,14 +1,17 @@
 """Host memory: capacity check, and template memory in sealed files that many VMs map copy-on-write."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stead.errors import CapacityExceeded, HostError
 from stead.files import allocated, copy_sparse
-from stead.tasks import Threads
+from stead.shares import SharedEntries
+from stead.tasks import Threads, or_undo
 
 _FLOOR = 512 << 20
 _SHORT = 1 << 30
@@ -55,44 +58,113 @@ def _meminfo(name: str) -> int:
     return 0
 
 
-class SealedCopies:
-    """Sealed copies of the memory of templates, the most recently used ones.
+@dataclass(eq=False)
+class _Copy:
+    template: str
+    descriptor: int
+    account: str | None
+    """The account whose VMs alone have used it."""
+    machines: set[str] = field(default_factory=set)
+    """The VMs that have it mapped, or are being started for that."""
 
-    A copy that is closed stays in memory as long as a VM has it mapped.
+
+class SealedCopies:
+    """Sealed copies of the memory of templates.
+
+    A copy that a VM has mapped stays open: closing it would free nothing, and the next VM of its template
+    would need another one. `most` copies that no VM has mapped stay open; above that, the account with the
+    most gives one up. That of the default template always stays, so no account can evict it.
+
+    Copies of a server before this one are not used again: they could only be opened through a QEMU, which may
+    have put another file in their place.
     """
 
     def __init__(self, most: int = 8) -> None:
-        self._most = most
-        self._copies: dict[str, int] = {}
-        """By template, the least recently used first."""
+        self._copies: dict[str, _Copy] = {}
+        """By template."""
+        self._mapped: dict[str, _Copy] = {}
+        """By VM."""
+        self._unmapped: SharedEntries[str] = SharedEntries(most)
+        self._default: str | None = None
         self._lock = asyncio.Lock()
 
-    async def open(self, template: str, path: Path) -> int:
-        """A descriptor of the copy of a template's memory, which the caller closes."""
+    @contextlib.asynccontextmanager
+    async def opened(
+        self, template: str, path: Path, machine: str, account: str | None, *, default: bool = False
+    ) -> AsyncIterator[int]:
+        """A descriptor of the copy of a template's memory, for a VM that is started in this block.
+
+        The VM counts as having it mapped until `release`, or until the block fails.
+        """
         async with self._lock:
-            copy = self._copies.pop(template, None)
+            self.release(machine)
+            copy = self._copies.get(template)
             if copy is None:
-                copy = await self._new(path)
-            self._copies[template] = copy
-            while len(self._copies) > self._most:
-                self._close_oldest()
-            return os.dup(copy)
+                copy = self._copies[template] = _Copy(template, await self._new(path), account)
+            elif copy.account != account:
+                copy.account = None
+            descriptor = os.dup(copy.descriptor)
+            if template in self._unmapped:
+                self._unmapped.remove(template)
+            copy.machines.add(machine)
+            self._mapped[machine] = copy
+            if default:
+                self._set_default(template)
+        try:
+            yield descriptor
+        except BaseException:
+            self.release(machine)
+            raise
+        finally:
+            os.close(descriptor)
 
     async def _new(self, path: Path) -> int:
         size = allocated(path)
-        while self._copies and available() - size < _FLOOR:
-            self._close_oldest()
+        while len(self._unmapped) and available() - size < _FLOOR:
+            self._close(self._unmapped.first_to_go())
         check_memory(size)
-        return await Threads.COPIES.run(sealed_copy, path)
+        return await new_sealed_copy(path)
 
-    def _close_oldest(self) -> None:
-        os.close(self._copies.pop(next(iter(self._copies))))
+    def _set_default(self, template: str) -> None:
+        before, self._default = self._default, template
+        if before is not None and before != template and before in self._copies:
+            self._keep_unmapped(self._copies[before])
+
+    def release(self, machine: str) -> None:
+        """The process of a VM has ended, if it had one: it has no copy mapped."""
+        copy = self._mapped.pop(machine, None)
+        if copy is not None:
+            copy.machines.discard(machine)
+            if self._copies.get(copy.template) is copy:
+                self._keep_unmapped(copy)
+
+    def _keep_unmapped(self, copy: _Copy) -> None:
+        """Let a copy be closed for others if no VM has it mapped."""
+        if copy.machines or copy.template == self._default:
+            return
+        surplus = self._unmapped.add(copy.template, copy.account)
+        if surplus is not None:
+            self._close(surplus)
+
+    def _close(self, template: str) -> None:
+        os.close(self._copies.pop(template).descriptor)
+        if template in self._unmapped:
+            self._unmapped.remove(template)
 
     def close(self, templates: Collection[str] | None = None) -> None:
         """Close the copies of these templates; default: all."""
-        for template in set(self._copies) if templates is None else templates:
-            if (copy := self._copies.pop(template, None)) is not None:
-                os.close(copy)
+        for template in {*self._copies} if templates is None else templates:
+            if template in self._copies:
+                self._close(template)
+
+
+async def new_sealed_copy(path: Path) -> int:
+    """As `sealed_copy`, in a thread; a cancelled caller leaves none."""
+    return await or_undo(Threads.COPIES.run(sealed_copy, path), _close_descriptor)
+
+
+async def _close_descriptor(descriptor: int) -> None:
+    os.close(descriptor)
 
 
 def sealed_copy(path: Path) -> int:

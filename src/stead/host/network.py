@@ -4,12 +4,11 @@ Taps are not persistent: the kernel removes them and their routes with the QEMU 
 namespace, the link and the host's tables can be left over; `remove` deletes them.
 """
 
-import asyncio
 import contextlib
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
@@ -38,7 +37,7 @@ from stead.host.traffic import read_traffic
 from stead.host.vpcs import Vpcs, remove_all
 from stead.logs import get_logger
 from stead.settings import Settings
-from stead.supervision import repeat
+from stead.supervision import Backoff, keep_running, repeat
 from stead.tasks import TaskSet, in_thread
 
 log = get_logger("stead.network")
@@ -49,6 +48,7 @@ _RESURVEY = 30.0
 """Seconds between two looks for changed interfaces and default routes of the host."""
 _ORPHANS = 10.0
 """Seconds between two searches for closed connections to taps that are gone."""
+_FOLLOW_AGAIN = Backoff(shortest=1.0, longest=60.0, healthy=60.0)
 _TRACKING = Path("/proc/sys/net/netfilter/nf_conntrack_max")
 
 
@@ -171,16 +171,16 @@ class Network:
                 await in_thread(delete_tracked, found)
 
     async def _destroy_orphans(self) -> None:
-        while True:
-            await asyncio.sleep(_ORPHANS)
+        async def destroy() -> None:
             try:
                 await self._thread.call(partial(destroy_orphans, self.vpcs.slots()))
             except OSError as error:
-                log.warning(
-                    "sock_diag is unavailable: sockets to deleted VMs stay until they time out",
-                    error=str(error),
-                )
-                return
+                raise HostError(
+                    "sock_diag is unavailable: sockets to deleted VMs stay until they time out:"
+                    f" {error.strerror or error}"
+                ) from error
+
+        await repeat("search for connections to taps that are gone", destroy, _ORPHANS)
 
     async def serve_dns(self, served: bool) -> None:
         """Whether VMs ask a resolver in the namespace, at the gateway address, or the host's."""
@@ -360,15 +360,20 @@ def _tracked_of_vms() -> int:
 async def _follow_resolvers(settings: Settings) -> None:
     """Let VMs reach the name servers that the host has now."""
     _, outer, _, _ = _names(settings)
-    loaded = False
-    async for _ in changes_of_resolvers():
-        if loaded:
-            try:
+    # The rules were loaded for the first ones; after a failure they may be others.
+    known = True
+
+    async def follow(serving: Callable[[], None]) -> None:
+        nonlocal known
+        skip, known = known, False
+        async for _ in changes_of_resolvers():
+            if not skip:
                 async with _locked(settings):
                     await _load_host_rules(settings, await in_thread(_survey, outer, settings.allow_private))
-            except (HostError, NetlinkError, OSError) as error:
-                log.warning("cannot follow a change of the host's name servers", error=str(error))
-        loaded = True
+            skip = False
+            serving()
+
+    await keep_running("rules for the host's name servers", follow, _FOLLOW_AGAIN)
 
 
 async def _follow_changes(settings: Settings, survey: _Survey) -> None:

@@ -18,7 +18,6 @@ from stead.files import locked, sync_file, sync_folder, write_atomically
 from stead.guest.execution import ExecRequest, collect
 from stead.guest.identity import prepare
 from stead.host import disks, templates
-from stead.host.image import DISK_GIB
 from stead.host.interface import Progress, Report, VmSlot
 from stead.host.qemu import Memory
 from stead.host.templates import LocalTemplate, TemplateInputs
@@ -46,7 +45,7 @@ def machine_slots() -> range:
 
 
 async def ensure_template(host: "LocalHost", size: Size, progress: Report = lambda _: None) -> LocalTemplate:
-    """The template of a size, built if it is missing. A lock makes concurrent callers build it once."""
+    """The template for VMs of a size, built if it is missing: once for concurrent callers, by a lock."""
     inputs = await host.template_inputs(size, progress)
     folder = host.templates_folder
     if (found := templates.find(folder, inputs)) is not None:
@@ -61,9 +60,9 @@ async def ensure_template(host: "LocalHost", size: Size, progress: Report = lamb
         try:
             return await _build(host, inputs, progress)
         except SteadError as error:
-            raise TemplateError(f"cannot build a template of size {size}: {error}") from error
+            raise TemplateError(f"cannot build a template of {size.compute}: {error}") from error
         except OSError as error:
-            raise TemplateError(f"cannot build a template of size {size}: {error.strerror}") from error
+            raise TemplateError(f"cannot build a template of {size.compute}: {error.strerror}") from error
 
 
 async def _build(host: "LocalHost", inputs: TemplateInputs, progress: Report) -> LocalTemplate:
@@ -101,7 +100,7 @@ async def _freeze(
     uid = host.settings.uid(vm_slot.number)
     files.folder.mkdir(parents=True, mode=0o700)
     await in_thread(disks.make_layer, template.disk, template.size.disk_gib << 30)
-    progress(_step("booting the image", str(template.size), 0.1))
+    progress(_step("booting the image", template.size.compute, 0.1))
     with template.memory.open("xb") as ram, contextlib.ExitStack() as opened:
         os.truncate(ram.fileno(), template.size.memory_mib << 20)
         # QEMU opens it once more, by the name of its descriptor.
@@ -116,8 +115,6 @@ async def _freeze(
         process = await host.launch(vm_slot, template.size, memory, layers, boot, await host.platform())
     vm = await host.connect(vm_slot.machine, process)
     try:
-        if template.size.disk_gib > DISK_GIB:
-            commands = ["resize2fs /dev/vda", *commands]
         await _warm_up(host, vm_slot, vm, commands, progress)
         progress(_step("saving memory and disk", "", 0.95))
         await asyncio.sleep(_SETTLING)

@@ -1,4 +1,4 @@
-"""Templates: a VM of each size, booted once and saved, from which new VMs are restored."""
+"""Templates: a VM of each combination of vCPUs and memory, booted once and saved, to restore VMs from."""
 
 import contextlib
 import hashlib

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,11 +14,11 @@ from typing import Any, BinaryIO, Self, TypeVar
 from qemu.qmp import Message, QMPError
 
 from stead.deadlines import scaled
+from stead.disk_marks import DiskMarks, DiskSpace
 from stead.errors import HostError, StartFailed
 from stead.host import console, disks, monitor
 from stead.host.cgroups import VmGroup
 from stead.host.console import ConsoleFile
-from stead.host.disk_reserve import reserve_size
 from stead.host.monitor import QMP_TIMEOUT, Monitor, Passed
 from stead.host.network import Taps
 from stead.host.qemu import Command, KernelBoot, Saved, block_node, node_name, reading_label, writing_label
@@ -126,6 +125,9 @@ class QemuVm:
         self._disk_errors: asyncio.Task[None] | None = None
         self._console = ConsoleFile(files.console)
         self._panic: asyncio.Task[None] | None = None
+        self._held = False
+        self._paused = False
+        """Whether an operation has paused the guest."""
 
     @classmethod
     async def connect(cls, identity: ProcessId, files: VmFiles) -> Self:
@@ -220,8 +222,9 @@ class QemuVm:
                 await asyncio.sleep(_DISK_RETRY)
                 if (await self.execute("query-status"))["status"] != "io-error":
                     return
-                room = _DISK_ROOM + reserve_size(self.files.folder)
-                if shutil.disk_usage(self.files.folder).free > room:
+                space = DiskSpace.of(self.files.folder)
+                room = _DISK_ROOM + DiskMarks.of(space.total).reserve
+                if space.free > room and not self._held:
                     await self.execute("cont")
 
     async def running(self) -> None:
@@ -244,14 +247,29 @@ class QemuVm:
             raise StartFailed(f"QEMU is {status} instead of paused: {last_words(self.files)}")
 
     async def pause(self) -> None:
+        self._paused = True
         await self.execute("stop")
 
     async def resume(self) -> None:
-        await self.execute("cont")
+        self._paused = False
+        if not self._held:
+            await self.execute("cont")
 
     async def resume_if_paused(self) -> None:
+        self._paused = False
         if (await self.execute("query-status"))["status"] == "paused":
             await self.resume()
+
+    async def hold(self) -> None:
+        """Pause the guest until `end_hold`, whatever an operation orders meanwhile."""
+        self._held = True
+        await self.execute("stop")
+
+    async def end_hold(self) -> None:
+        """Let the guest continue, unless an operation has paused it."""
+        self._held = False
+        if not self._paused:
+            await self.execute("cont")
 
     async def resume_after_crash(self) -> None:
         """Resume a guest whose capture was interrupted by a crash of the server."""
@@ -327,6 +345,10 @@ class QemuVm:
         await self.execute("blockdev-del", **{"node-name": node_name(layer)})
         await self._withdraw(writing_label(layer))
         await self._withdraw(reading_label(layer))
+
+    async def resize_disk(self, layer: str, size_gib: int) -> None:
+        """Grow the writable layer to this size, which it may have already, and notify the guest of it."""
+        await self.execute("block_resize", **{"node-name": node_name(layer)}, size=size_gib << 30)
 
     async def written_layer(self) -> str:
         """The current writable layer."""

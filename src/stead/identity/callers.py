@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from stead.identity.credentials import CredentialKind, credential_kind, digest
@@ -13,6 +13,7 @@ from stead.tasks import TaskSet
 
 _USE_INTERVAL = 60 * 10**9
 _MAX_REMEMBERED = 1000
+_MAX_VALID = 10_000
 
 
 @dataclass(frozen=True)
@@ -21,26 +22,49 @@ class Caller:
 
     account: str
     identity: str | None = None
+    credential: str | None = field(default=None, compare=False)
+    """The id of its API key or token."""
 
 
 class Callers:
-    """Authenticates API keys and tokens. Nothing is cached: the next call after a revocation is refused."""
+    """Authenticates API keys and tokens. No answer is cached: the next call after a revocation is refused."""
 
     def __init__(self, database: Database) -> None:
         self._keys = KeyStore(database)
         self._tokens = TokenStore(database)
         self._noted: dict[str, int] = {}
+        self._valid: dict[str, None] = {}
+        """Hashes of secrets that were valid at their last use, the last used last."""
         self._writes = TaskSet()
 
     async def authenticate(self, secret: str) -> Caller | None:
         """The caller of a secret; None if it is unknown or revoked."""
         kind = credential_kind(secret)
-        if kind is CredentialKind.API_KEY and (key := await self._keys.find_valid(digest(secret))):
+        if kind is None:
+            return None
+        hashed = digest(secret)
+        caller = await self._find(kind, hashed)
+        self._valid.pop(hashed, None)
+        if caller is not None:
+            self._valid[hashed] = None
+            if len(self._valid) > _MAX_VALID:
+                del self._valid[next(iter(self._valid))]
+        return caller
+
+    def was_valid(self, secret: str) -> bool:
+        """Whether a secret was valid when it was last used, since the start of the server.
+
+        It proves nothing: for a guess whether looking for it is worth the work.
+        """
+        return digest(secret) in self._valid
+
+    async def _find(self, kind: CredentialKind, hashed: str) -> Caller | None:
+        if kind is CredentialKind.API_KEY and (key := await self._keys.find_valid(hashed)):
             self._record_use(key.id, key.used_at, self._keys.update)
-            return Caller(key.account)
-        if kind is CredentialKind.TOKEN and (holder := await self._tokens.find_holder(digest(secret))):
+            return Caller(key.account, credential=key.id)
+        if kind is CredentialKind.TOKEN and (holder := await self._tokens.find_holder(hashed)):
             self._record_use(holder.token, holder.used_at, self._tokens.update)
-            return Caller(holder.account, holder.identity)
+            return Caller(holder.account, holder.identity, holder.token)
         return None
 
     async def close(self) -> None:

@@ -181,7 +181,7 @@ class Identities:
 
     async def tokens(self, account: str, identity: str) -> Sequence[TokenInfo]:
         await self.get(account, identity)
-        return [_token_info(row) for row in await self._tokens.list(identity)]
+        return await self._tokens.of_identity(identity, _token_info)
 
     async def revoke_token(self, account: str, identity: str, token: str) -> None:
         """Revoke a token; the next call with it is refused."""

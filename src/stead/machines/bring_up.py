@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from stead.deadlines import scaled
 from stead.errors import GuestUnreachable, HostError, StartFailed
-from stead.guest.execution import ExecRequest, collect
+from stead.guest.execution import SMALL_OUTPUT, ExecRequest, collect
 from stead.guest.identity import confer
 from stead.host.interface import CapturedState, Template, Vm
 from stead.logs import get_logger
@@ -23,6 +23,23 @@ CONFIRM_TIMEOUT = scaled(60.0)
 BOOT_TIMEOUTS = (scaled(120.0), scaled(240.0), scaled(240.0))
 """Seconds that each attempt of a boot may take."""
 _GROW_TIMEOUT = scaled(300.0)
+_GROW_ROOT = """tries=0
+until read -r sectors < /sys/class/block/vda/size && [ "$sectors" -ge {sectors} ]; do
+    tries=$((tries + 1))
+    if [ $tries = 300 ]; then
+        echo "the guest's disk has $sectors sectors, fewer than {sectors}" >&2
+        exit 1
+    fi
+    sleep 0.1
+done
+resize2fs /dev/vda && exit
+set -- $(stat -f -c '%b %S' /)
+[ $(($1 * $2 / 512 * 100)) -ge $(({sectors} * 97)) ]"""
+"""The kernel of a restored guest learns of a larger disk by an interrupt, which it handles a moment later.
+
+A guest without resize2fs, or with another file system, can still be started if that fills the disk. Tables
+of ext4 take 2 % of it.
+"""
 _CONSOLE_END = 2000
 
 log = get_logger("stead.machines")
@@ -91,8 +108,18 @@ class BringUp:
         record = await self.step(record, "identify")
         await confer(live.agent, record.identity, timeout=CONFIRM_TIMEOUT, new_keys=new_keys)
         if record.size.disk_gib > template.size.disk_gib:
-            await _grow_root(live)
+            await _grow_root(live, record.size.disk_gib)
         return record, live
+
+    async def grow_disk(self, record: Record, live: RunningVm, known_gib: int) -> None:
+        """Grow the disk of a guest that was restored with one of `known_gib`, and its file system.
+
+        Nothing is sent to a guest whose disk has its size already.
+        """
+        if record.size.disk_gib > known_gib:
+            top = coming_up(record).top
+            await live.while_alive(live.vm.resize_disk(top, record.size.disk_gib))
+            await _grow_root(live, record.size.disk_gib)
 
     async def _boot(self, record: Record, template: Template) -> tuple[Record, RunningVm]:
         """Boot from the disk; retries when the guest resets on its way up (fsck), or hangs or crashes."""
@@ -139,9 +166,11 @@ class BringUp:
         return record
 
 
-async def _grow_root(live: RunningVm) -> None:
+async def _grow_root(live: RunningVm, size_gib: int) -> None:
     """Grow the root file system to the size of the disk; does nothing when it fills it already."""
-    result = await collect(live.agent, ExecRequest("resize2fs /dev/vda", timeout=_GROW_TIMEOUT))
+    command = _GROW_ROOT.format(sectors=(size_gib << 30) // 512)
+    request = ExecRequest(command, timeout=_GROW_TIMEOUT)
+    result = await collect(live.agent, request, SMALL_OUTPUT)
     if not result.ok:
         said = result.stderr.decode(errors="replace").strip()
         raise StartFailed(f"cannot grow the root file system: {said}")

@@ -19,7 +19,7 @@ from stead.host.interface import CapturedState, Report, Template
 from stead.logs import get_logger
 from stead.machines.bring_up import CONFIRM_TIMEOUT, BringUp
 from stead.machines.deletion import DeleteOperation
-from stead.machines.engine import Engine
+from stead.machines.engine import MAX_WAIT, RESTORE_DEADLINE, Engine
 from stead.machines.events import EventKind
 from stead.machines.nics import NicRequest, VpcAddresses
 from stead.machines.pool import CANCELLED, Pool
@@ -59,20 +59,25 @@ class CreateOperation:
     addresses: VpcAddresses
 
     async def from_template(
-        self, properties: Properties, size: Size | None, nic: NicRequest | None, report: Report
+        self, properties: Properties, size: Size, nic: NicRequest | None, report: Report
     ) -> Record:
         """Confer an identity on a VM of the pool; without one, restore the template."""
-        template = await self.templates.ensure(size, report, account=properties.account)
+        async with self.templates.held(size, report, account=properties.account) as template:
+            return await self._from_template(properties, size, nic, template)
+
+    async def _from_template(
+        self, properties: Properties, size: Size, nic: NicRequest | None, template: Template
+    ) -> Record:
         with self.pool.paused_refill():
-            claim = functools.partial(self.pool.claim, template)
-            async with self.engine.quotas.admitting(properties.account, template.size):
+            claim = functools.partial(self.pool.claim, template, size)
+            async with self.engine.quotas.admitting(properties.account, size):
                 claimed = await (
                     claim(properties) if nic is None else self.addresses.claim(nic, properties, claim)
                 )
             if claimed is None:
-                record = await self.allocate(template.size, template.id, properties, None, nic)
+                record = await self.allocate(size, template.id, properties, None, nic)
                 return await self._finish(record, self._restore(record, template))
-            record, live = claimed
+            record, live = claimed.record, claimed.live
             async with self.engine.locks.hold(record.id), self._removed_on_failure(record):
                 async with self.engine.slots.hold(record.account):
                     # The guest confirms its address over its other NIC meanwhile.
@@ -82,6 +87,7 @@ class CreateOperation:
                         await confer(live.agent, record.identity, timeout=CONFIRM_TIMEOUT)
                     finally:
                         await finished(joining)
+                    await self.bring_up.grow_disk(record, live, claimed.known_gib)
                 return await self.bring_up.record_running(record, live, EventKind.CREATED, None)
 
     async def from_snapshot(
@@ -133,13 +139,17 @@ class CreateOperation:
     # Bringing a guest up
 
     async def _tried_twice(
-        self, record: Record, bring_up: Callable[[Record], Awaitable[BroughtUp]]
+        self,
+        record: Record,
+        bring_up: Callable[[Record], Awaitable[BroughtUp]],
+        *,
+        max_wait: float | None = None,
     ) -> BroughtUp:
         """Bring a new guest up in a restore slot, after a second check of the host's capacity.
 
         Retries once when the guest ends before the create is answered: emulated kernels panic now and then.
         """
-        async with self.engine.slots.hold(record.account):
+        async with self.engine.slots.hold(record.account, max_wait=max_wait):
             self.engine.host.check_capacity()
             try:
                 return await bring_up(record)
@@ -158,19 +168,21 @@ class CreateOperation:
             record, live = await self.bring_up.restore(record, template)
             record = await self.bring_up.step(record, "identify")
             await confer(live.agent, record.identity, timeout=CONFIRM_TIMEOUT)
+            await self.bring_up.grow_disk(record, live, template.size.disk_gib)
             return BroughtUp(record, live)
 
         return await self._tried_twice(record, restore)
 
-    async def from_state(self, record: Record, state: CapturedState, why: str) -> Record:
-        """Bring up a VM with the captured memory of another one."""
+    async def from_state(self, record: Record, state: CapturedState, why: str, siblings: int = 0) -> Record:
+        """Bring up a VM with the captured memory of another one, in turn with `siblings` others."""
+        max_wait = MAX_WAIT + siblings * RESTORE_DEADLINE
 
         async def restore(record: Record) -> BroughtUp:
             template = self.engine.disks.template_of(record)
             record = await self.bring_up.make_disk(record)
             return BroughtUp(*await self.bring_up.restore_state(record, template, state, new_keys=True))
 
-        return await self._finish(record, self._tried_twice(record, restore), why)
+        return await self._finish(record, self._tried_twice(record, restore, max_wait=max_wait), why)
 
     async def _from_snapshot(self, record: Record, snapshot: SnapshotRow, same_size: bool) -> BroughtUp:
         async def bring_up(record: Record) -> BroughtUp:

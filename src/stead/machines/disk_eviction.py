@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
 from stead.errors import CapacityExceeded, DiskSpaceExceeded, SnapshotNotFound, WrongSnapshotState
@@ -30,6 +30,8 @@ class DiskEviction:
     deletion: DeleteOperation
     snapshots: Snapshots
     usage: DiskUsage
+    paused: Mapping[str | None, str] = field(default_factory=dict, init=False)
+    """Why the running VMs of these accounts are paused: until there is space, they get no others."""
     _evicting: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def ensure_free(
@@ -45,6 +47,8 @@ class DiskEviction:
         `keeping` is never evicted. Before anything is, `check` raises if the request would be refused anyway.
         Deadlock: never call this with a VM's lock, it takes those of others.
         """
+        if (why := self.paused.get(account)) is not None:
+            raise DiskSpaceExceeded(f"the running VMs of this account are paused: {why}")
         host = self.engine.host
         try:
             host.check_capacity()
@@ -55,20 +59,29 @@ class DiskEviction:
         if check is not None:
             await check()
         async with self._evicting:
-            await self._evict(account, scope, keeping)
+            await self._evict(account, scope, keeping, host.has_disk_room)
         try:
             host.check_capacity()
         except DiskSpaceExceeded as error:
             raise DiskSpaceExceeded(f"{error}: delete VMs or snapshots") from error
 
-    async def _evict(self, account: str | None, scope: EvictionScope, keeping: str | None) -> None:
+    async def evict_own(self, account: str | None, enough: Callable[[], bool]) -> None:
+        """Evict what an account may lose, until there is enough disk space or nothing of it is left."""
+        async with self._evicting:
+            await self._evict(account, EvictionScope.OWN, None, enough)
+
+    async def _evict(
+        self, account: str | None, scope: EvictionScope, keeping: str | None, enough: Callable[[], bool]
+    ) -> None:
         """Delete one thing after the other until there is room, or nothing is left that may be deleted."""
-        tried = {keeping}
-        while not self.engine.host.has_disk_room():
-            candidate = await self._next(account, scope, tried)
+        if scope is EvictionScope.NOTHING or enough():
+            return
+        candidates = [each for each in await self._evictable() if each.id != keeping]
+        while not enough():
+            candidate = await self._next(candidates, account, scope)
             if candidate is None:
                 return
-            tried.add(candidate.id)
+            candidates.remove(candidate)
             log.warning(
                 "evicted to free disk space",
                 id=candidate.id,
@@ -81,11 +94,8 @@ class DiskEviction:
             await self.engine.layers.collect()
 
     async def _next(
-        self, account: str | None, scope: EvictionScope, tried: Collection[str | None]
+        self, candidates: Collection[Evictable], account: str | None, scope: EvictionScope
     ) -> Evictable | None:
-        if scope is EvictionScope.NOTHING:
-            return None
-        candidates = [each for each in await self._evictable() if each.id not in tried]
         # An account falls below its share while its things are evicted, so it is measured each time.
         only_own = scope is EvictionScope.OWN or any(each.account == account for each in candidates)
         usage = {} if only_own else await self.usage.by_account()

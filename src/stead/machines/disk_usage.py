@@ -1,7 +1,7 @@
-"""Disk space of each account: what its VMs and snapshots take, measured on the host."""
+"""Disk space of each account: VMs and snapshots as measured on the host, repositories as recorded."""
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,8 +9,9 @@ from stead.errors import HostError
 from stead.host.interface import Host
 from stead.store.layers import LayerStore
 from stead.store.machines import LayerRow, MachineRow, MachineStore
+from stead.store.repos import RepoStore
 from stead.store.snapshots import SnapshotRow, SnapshotStore
-from stead.tasks import in_thread
+from stead.tasks import Threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,24 +20,27 @@ class DiskUsage:
     machines: MachineStore
     snapshots: SnapshotStore
     layers: LayerStore
+    repos: RepoStore
 
     async def by_account(self) -> Mapping[str | None, int]:
-        """Bytes on disk of each account that has any VM or snapshot.
+        """Bytes on disk of each account that has any VM, snapshot or repository.
 
         A layer that several of them share counts once. Layers of templates belong to no account.
         """
         machines = await self.machines.list()
         snapshots = [row for row in await self.snapshots.list() if row.deleted_at is None]
         layers = {row.id: row for row in await self.layers.list()}
-        return await in_thread(self._measure, machines, snapshots, layers)
+        used = await Threads.COPIES.run(self._measure, machines, snapshots, layers)
+        used.update(await self.repos.sizes())
+        return used
 
     def _measure(
         self,
         machines: Sequence[MachineRow],
         snapshots: Sequence[SnapshotRow],
         layers: Mapping[str, LayerRow],
-    ) -> Mapping[str | None, int]:
-        used: defaultdict[str | None, int] = defaultdict(int)
+    ) -> Counter[str | None]:
+        used: Counter[str | None] = Counter()
         counted: defaultdict[str | None, set[str]] = defaultdict(set)
         rows: list[MachineRow | SnapshotRow] = [*machines, *snapshots]
         for row in rows:

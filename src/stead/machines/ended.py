@@ -44,4 +44,5 @@ class UnexpectedEnds:
             stopped = await self.stop.record_stopped(record, kind, end.reason, for_good=not end.restart)
             if end.restart and stopped is not None:
                 with contextlib.suppress(SteadError):
-                    await self.boot.boot(stopped, end.reason)
+                    async with self.engine.slots.hold(record.account):
+                        await self.boot.boot(stopped, end.reason)

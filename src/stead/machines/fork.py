@@ -76,7 +76,8 @@ class ForkOperation:
             live = self.engine.processes.running(machine_id)
             if live is None:
                 raise wrong_state(record, Operation.FORK)
-            parent, state = await self.capture.capture(record, live)
+            async with self.engine.captures.hold(record.account):
+                parent, state = await self.capture.capture(record, live)
             try:
                 children = await self._allocate(parent, state, names, persistence, request)
             except BaseException:
@@ -125,7 +126,7 @@ class ForkOperation:
     async def _bring_up(self, children: Sequence[Record], state: CapturedState, why: str) -> None:
         """Bring up the children: all of them, or none."""
         with self.pool.paused_refill():
-            work = [self.create.from_state(child, state, why) for child in children]
+            work = [self.create.from_state(child, state, why, len(children)) for child in children]
             results = await finished(asyncio.gather(*work, return_exceptions=True))
         failures = [result for result in results if isinstance(result, BaseException)]
         if failures:

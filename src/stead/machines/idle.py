@@ -92,6 +92,8 @@ class IdleWatch:
         self._counters: Mapping[int, int] = {}
         self._resting: list[RestingVm] = []
         self._running: Counter[str | None] = Counter()
+        self._suspending: set[str] = set()
+        """VMs that are being suspended, or wait for their turn."""
         self._tasks = TaskSet()
 
     def start(self) -> None:
@@ -102,10 +104,15 @@ class IdleWatch:
 
     async def _check(self) -> None:
         for machine_id in await self.find_idle():
-            self._tasks.start(self._suspend_idle(machine_id), f"idle suspend of VM {machine_id}")
+            self._start_suspend(machine_id, None)
         for machine_id in self.find_expendable():
-            work = self._suspend_idle(machine_id, _SHORT_OF_MEMORY)
-            self._tasks.start(work, f"suspend of VM {machine_id} for memory")
+            self._start_suspend(machine_id, _SHORT_OF_MEMORY)
+
+    def _start_suspend(self, machine_id: str, why: str | None) -> None:
+        if machine_id not in self._suspending:
+            self._suspending.add(machine_id)
+            suspending = self._tasks.start(self._suspend_idle(machine_id, why), f"suspend of VM {machine_id}")
+            suspending.add_done_callback(lambda _: self._suspending.discard(machine_id))
 
     async def find_idle(self) -> list[str]:
         """Read the traffic counters; returns the VMs whose idle timeout has passed."""
@@ -131,6 +138,10 @@ class IdleWatch:
                 now, count, row.activity_threshold, busy=live.leases > 0, last_call=live.last_used
             )
             seen[row.id] = activity
+            if live.held is not None:
+                # It would be active if it could.
+                activity.active_at = now
+                continue
             self._running[row.account] += row.memory_mib
             if row.idle_timeout is None:
                 continue

@@ -101,17 +101,14 @@ class Journal:
             await self._store.insert(record.to_row())
             return record
 
-    async def transition(
-        self, before: Record, to: MachineState, *, properties: Properties | None = None
-    ) -> Record:
-        """Record the next state of a VM; durable when it returns.
+    async def transition(self, before: Record, to: MachineState) -> Record:
+        """Record the next state of a VM; durable when it returns."""
+        return await self._write(before, to, {})
 
-        A prepared VM that a create takes out of the pool gets the properties of the new VM.
-        """
-        if properties is None:
-            return await self._write(before, to, {})
-        changes = properties.to_columns() | {"created_at": time.time_ns()}
-        return replace(await self._write(before, to, changes), properties=properties)
+    async def claim(self, prepared: Record, to: Creating, properties: Properties, size: Size) -> Record:
+        """Record that a create takes a VM out of the pool: it gets the properties and size of the new VM."""
+        changes = properties.to_columns() | asdict(size) | {"created_at": time.time_ns()}
+        return replace(await self._write(prepared, to, changes), properties=properties, size=size)
 
     async def freeze(self, before: Record, to: MachineState, terminals: str | None = None) -> Record:
         """Record the next state of a VM whose top layer has become read-only, in one transaction.

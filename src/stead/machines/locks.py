@@ -8,7 +8,7 @@ from stead.errors import WrongState
 from stead.machines.journal import Journal
 from stead.machines.records import Record
 from stead.machines.states import Operation, Verdict, decide
-from stead.shares import KeyedLock
+from stead.shares import KeyedLock, Release
 
 
 class Locks:
@@ -18,6 +18,10 @@ class Locks:
 
     def hold(self, machine_id: str) -> AbstractAsyncContextManager[None]:
         return self._locks.hold(machine_id)
+
+    def try_hold(self, machine_id: str) -> Release | None:
+        """The same without waiting: None when an operation has the lock."""
+        return self._locks.try_acquire(machine_id)
 
     @contextlib.asynccontextmanager
     async def operation(self, machine_id: str, operation: Operation) -> AsyncIterator[Record]:

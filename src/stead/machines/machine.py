@@ -34,6 +34,7 @@ from stead.machines.stop import STOP_TIMEOUT
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.processes import ProcessId
 from stead.settings import Size
+from stead.shares import Reserve, unlimited
 from stead.store.machines import MachineRow
 
 if TYPE_CHECKING:
@@ -227,11 +228,15 @@ class Machine:
         user: str | None = None,
         timeout: float | None = None,
         output_limit: int = DEFAULT_OUTPUT_LIMIT,
+        reserve: Reserve = unlimited,
     ) -> ExecResult:
-        """Run a command to its end. A string runs in a non-login `sh`, a list without a shell."""
+        """Run a command to its end. A string runs in a non-login `sh`, a list without a shell.
+
+        `reserve` is asked for the memory of its output, see `collect`.
+        """
         request = ExecRequest(command, cwd, env or {}, stdin, user, timeout)
         async with self.using(Use.COMMAND) as agent:
-            return await collect(agent, request, output_limit)
+            return await collect(agent, request, output_limit, reserve)
 
     async def stream(
         self,

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 from stead.errors import MachineNotFound, SteadError
 from stead.guest.agent import Agent
@@ -18,6 +19,7 @@ from stead.machines.create import CreateOperation
 from stead.machines.deletion import DeleteOperation
 from stead.machines.disk_eviction import DiskEviction
 from stead.machines.disk_usage import DiskUsage
+from stead.machines.disk_watch import DiskWatch
 from stead.machines.ended import UnexpectedEnds
 from stead.machines.engine import open_engine
 from stead.machines.events import OnEvent, Use
@@ -49,6 +51,7 @@ from stead.settings import Settings, Size
 from stead.store.layers import LayerStore
 from stead.store.machines import MachineRow, MachineStore
 from stead.store.networks import VpcStore
+from stead.store.repos import RepoStore
 from stead.store.snapshots import SnapshotStore
 from stead.tasks import finished
 
@@ -83,9 +86,16 @@ class Machines:
         suspend = self._suspend = SuspendOperation(engine, capture=capture, deletion=deletion)
         snapshot_rows = SnapshotStore(store.database)
         snapshots = self._snapshots = Snapshots(engine, store=snapshot_rows, capture=capture)
-        usage = DiskUsage(host, store, snapshot_rows, layer_rows)
+        repos = RepoStore(store.database)
+        usage = DiskUsage(host, store, snapshot_rows, layer_rows, repos)
         eviction = self._eviction = DiskEviction(engine, deletion=deletion, snapshots=snapshots, usage=usage)
-        pool = self._pool = Pool(engine, bring_up=bring_up, deletion=deletion, target=settings.pool)
+        pool = self._pool = Pool(
+            engine,
+            bring_up=bring_up,
+            deletion=deletion,
+            target=settings.pool,
+            size=settings.default_size,
+        )
         templates = self._templates = Templates(
             engine, pool=pool, layer_rows=layer_rows, default_size=settings.default_size
         )
@@ -110,6 +120,7 @@ class Machines:
         )
         self._resize = ResizeOperation(engine, start=start, stop=stop, boot=boot)
         self._idle = IdleWatch(engine, suspend=suspend, interval=settings.idle_check)
+        self._disk_watch = DiskWatch(engine, usage=usage, eviction=eviction)
         self._expiry = ExpiryWatch(snapshots)
         self._recovery = Reconciliation(engine, capture=capture, deletion=deletion, stop=stop, wake=wake)
         ends = UnexpectedEnds(engine, deletion=deletion, stop=stop, boot=boot, pool=pool)
@@ -134,6 +145,7 @@ class Machines:
             await self._snapshots.recover()
             await self._engine.layers.collect(set_aside=True)
             self._engine.layers.allow_sweeps()
+            self._disk_watch.start()
             await self._engine.host.prune_quarantine()
             await self._templates.remove_unused()
             await self._templates.fill_pool()
@@ -147,6 +159,7 @@ class Machines:
                 await self._templates.close()
                 await self._pool.close()
         finally:
+            await self._disk_watch.close()
             await self._start.close()
             await self._engine.tasks.close()
             await self._engine.processes.close()
@@ -187,7 +200,7 @@ class Machines:
     async def template(
         self, size: Size | None = None, report: Report = lambda _: None, *, account: str | None = None
     ) -> Template:
-        """The template of a size, built single-flight when missing; creates from it are fast.
+        """The template for VMs of a size, built single-flight when missing; creates from it are fast.
 
         `report` gets the steps of a build, also of one that another caller has started.
         LimitExceeded before it is built when the account may not have a VM of this size now.
@@ -221,6 +234,7 @@ class Machines:
             properties.account, EvictionScope.ABOVE_SHARE, keeping=properties.snapshot, check=check
         )
         if properties.snapshot is None:
+            size = size or self._settings.default_size
             record = await self._create.from_template(properties, size, nic, report)
         else:
             async with self._snapshots.source(properties.snapshot) as source:
@@ -404,8 +418,13 @@ class Machines:
         With `deleted`, also deleted VMs with `recreate`.
         """
         hidden = HIDDEN if deleted else _UNLISTED
-        rows = await self._store.list(excluding=hidden, account=account, purpose="use")
-        return [machine_info(row) for row in rows]
+        return await self._store.of_account(account, self._described, excluding=hidden)
+
+    def _described(self, row: MachineRow) -> MachineInfo:
+        info, live = machine_info(row), self._engine.processes.running(row.id)
+        if live is None or live.held is None:
+            return info
+        return replace(info, reason=f"paused: {live.held}")
 
     async def count(self) -> dict[str, int]:
         """Number of VMs in each state, pool VMs included."""
@@ -413,15 +432,15 @@ class Machines:
 
     async def named(self, account: str, name: str) -> Sequence[MachineInfo]:
         """The VMs of an account that have this name."""
-        return [info for info in await self.list(account) if info.name == name]
+        return await self._store.of_account(account, self._described, excluding=_UNLISTED, name=name)
 
     async def made_for(self, request: str) -> Sequence[MachineInfo]:
         """The VMs that were created for a request and exist."""
         rows = await self._store.made_for(request)
-        return [machine_info(row) for row in rows if row.state not in _UNLISTED]
+        return [self._described(row) for row in rows if row.state not in _UNLISTED]
 
     async def info(self, machine_id: str) -> MachineInfo:
-        return machine_info(await self._row(machine_id))
+        return self._described(await self._row(machine_id))
 
     async def console(self, machine_id: str) -> str | None:
         """The end of a VM's serial console since its process was started; None when it has no process."""

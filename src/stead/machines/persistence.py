@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from stead.errors import InvalidRequest
+from stead.machines.disk_shares import above_share
 
 DEFAULT_PRIORITY = 5
 MAX_PRIORITY = 10
@@ -127,16 +128,18 @@ def eviction_order(
     """What may be deleted for a request of `account`, in this order.
 
     Its own things: lowest priority first, among equals what was used longest ago. Then those of accounts
-    whose `usage` of disk is above an equal share, from the account that uses most: owners choose priorities,
-    so these cannot decide between accounts.
+    whose `usage` of disk is above their share, from the account that uses most: owners choose priorities,
+    so these cannot decide between accounts. For an account that is above its share itself, or that uses more
+    than the others, they stay.
     """
     if scope is EvictionScope.NOTHING:
         return []
-    share = sum(usage.values()) / len({*usage, account})
-    above = (
-        {each for each, used in usage.items() if used > share} if scope is not EvictionScope.OWN else set()
-    )
-    allowed = [each for each in candidates if each.account == account or each.account in above]
+    others: set[str | None] = set()
+    if scope is EvictionScope.ABOVE_SHARE:
+        own = usage.get(account, 0)
+        above = above_share({account: 0, **usage})
+        others = set() if account in above else {each for each in above if usage[each] > own}
+    allowed = [each for each in candidates if each.account == account or each.account in others]
 
     def order(each: Evictable) -> tuple[bool, int, int, int, str]:
         other = each.account != account

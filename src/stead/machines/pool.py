@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from stead.deadlines import scaled
 from stead.errors import MachineNotFound, StartFailed
-from stead.guest.execution import ExecRequest, collect
+from stead.guest.execution import SMALL_OUTPUT, ExecRequest, collect
 from stead.guest.identity import GuestIdentity, confer, new_machine_id
 from stead.host.interface import Template
 from stead.logs import get_logger
@@ -17,6 +18,7 @@ from stead.machines.engine import Engine
 from stead.machines.processes import RunningVm
 from stead.machines.records import Properties, Record
 from stead.machines.states import Creating, IllegalTransition, Prepared, Preparing, State
+from stead.settings import Size
 from stead.tasks import finished, or_undo
 
 _PAUSE_AFTER_FAILURE = 5.0
@@ -34,14 +36,27 @@ _UNUSED = IPv4Address("100.64.0.1")
 log = get_logger("stead.pool")
 
 
-class Pool:
-    """Keeps `target` prepared VMs of one template; does not refill while a create is under way."""
+@dataclass(frozen=True)
+class Claimed:
+    """A VM that a create has taken out of the pool."""
 
-    def __init__(self, engine: Engine, *, bring_up: BringUp, deletion: DeleteOperation, target: int) -> None:
+    record: Record
+    live: RunningVm
+    known_gib: int
+    """The disk that its guest knows, which may be smaller than the recorded one."""
+
+
+class Pool:
+    """Keeps `target` prepared VMs of one size; does not refill while a create is under way."""
+
+    def __init__(
+        self, engine: Engine, *, bring_up: BringUp, deletion: DeleteOperation, target: int, size: Size
+    ) -> None:
         self._engine = engine
         self._bring_up = bring_up
         self._deletion = deletion
         self._target = target
+        self._size = size
         self._template: Template | None = None
         self._wanted = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -50,7 +65,7 @@ class Pool:
         self._worker: asyncio.Task[None] | None = None
 
     def keep(self, template: Template) -> None:
-        """Keep VMs of this template ready from now on."""
+        """Keep VMs of the pool's size ready from now on, restored from this template."""
         if self._target == 0 or self._template == template:
             return
         self._template = template
@@ -85,16 +100,19 @@ class Pool:
             timer.cancel()
             end()
 
-    async def claim(self, template: Template, properties: Properties) -> tuple[Record, RunningVm] | None:
+    async def claim(self, template: Template, size: Size, properties: Properties) -> Claimed | None:
         """Take the oldest prepared VM of a template out of the pool; None when there is none.
 
-        It is in state creating then; a cancelled caller leaves none.
+        It has this size in its row then, and its disk is the caller's to grow; a VM with a larger disk is not
+        taken. It is in state creating; a cancelled caller leaves none.
         """
         for prepared in await self.prepared():
             if prepared.template != template.id or not isinstance(prepared.state, Prepared):
                 continue
+            if prepared.size.disk_gib > size.disk_gib:
+                continue
             creating = Creating("identify", prepared.state.top, prepared.state.run)
-            write = self._engine.journal.transition(prepared, creating, properties=properties)
+            write = self._engine.journal.claim(prepared, creating, properties, size)
             try:
                 record = await or_undo(write, lambda claimed: self._deletion.remove(claimed, CANCELLED))
             except (IllegalTransition, MachineNotFound):
@@ -102,7 +120,7 @@ class Pool:
             self._full = False
             live = self._engine.processes.get(record.id)
             if live is not None and not live.vm.ended:
-                return record, live
+                return Claimed(record, live, prepared.size.disk_gib)
             await self._deletion.remove(record)
         self._full = False
         return None
@@ -140,7 +158,7 @@ class Pool:
             template = self._template
             ready = 0
             for record in await self.prepared():
-                if record.template == template.id:
+                if record.template == template.id and record.size == self._size:
                     ready += 1
                 else:
                     await finished(self._deletion.remove(record))
@@ -153,16 +171,16 @@ class Pool:
 
     async def _prepare(self, template: Template) -> None:
         self._engine.host.check_capacity()
-        allocation = self._engine.journal.allocate(Preparing, template.size, template.id, Properties())
+        allocation = self._engine.journal.allocate(Preparing, self._size, template.id, Properties())
         record = await or_undo(allocation, self._deletion.remove)
         try:
             up, live = await self._bring_up.restore(record, template)
-            await self._warm(up, live)
+            await self._warm(up, live, template.size.disk_gib)
         except BaseException:
             await finished(self._deletion.remove(record))
             raise
 
-    async def _warm(self, record: Record, live: RunningVm) -> None:
+    async def _warm(self, record: Record, live: RunningVm, known_gib: int) -> None:
         """Run what the first user of the VM will need, so that its code is translated, then pause it.
 
         The identity is a placeholder: a create confers the real one. It is conferred twice because a clone's
@@ -173,7 +191,8 @@ class Pool:
         for address in (_UNUSED, record.address):
             identity = GuestIdentity(record.id, _PLACEHOLDER, new_machine_id(), address)
             await confer(live.agent, identity, timeout=CONFIRM_TIMEOUT)
-            await collect(live.agent, ExecRequest("true", timeout=CONFIRM_TIMEOUT))
+            await collect(live.agent, ExecRequest("true", timeout=CONFIRM_TIMEOUT), SMALL_OUTPUT)
+        await self._bring_up.grow_disk(record, live, known_gib)
         await live.vm.pause()
         state = coming_up(record)
         if state.run is None:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 from weakref import WeakValueDictionary
 
-from stead.errors import StartFailed
+from stead.errors import DiskSpaceExceeded, StartFailed
 from stead.guest.agent import Agent
 from stead.host.interface import Host, Vm
 from stead.machines.journal import Journal
@@ -63,6 +63,8 @@ class RunningVm:
     """An operation ends it and records that end; the watcher does not."""
     leases: int = 0
     """Uses of its guest under way, such as a running command: meanwhile it is not suspended as idle."""
+    held: str | None = None
+    """Why the host has paused its guest, in words for its owner."""
     last_used: float = 0.0
     """When a lease last ended or an attachment was active, by the loop's clock."""
     boot: Boot = field(default_factory=Boot)
@@ -126,6 +128,16 @@ class Processes:
         """The process of a VM that is recorded as running."""
         live = self._lives.get(machine_id)
         return live if live is not None and live.running else None
+
+    def connected(self) -> list[tuple[str, RunningVm]]:
+        """All VMs with a process, whatever operation is under way on them."""
+        return list(self._lives.items())
+
+    def refuse_held(self, machine_id: str) -> None:
+        """DiskSpaceExceeded if the host has paused the guest: it would not answer."""
+        live = self._lives.get(machine_id)
+        if live is not None and live.held is not None:
+            raise DiskSpaceExceeded(f"VM {machine_id} is paused: {live.held}")
 
     async def hold(self, record: Record, process: ProcessId, to: MachineState) -> tuple[Record, RunningVm]:
         """Record a process that was just started and connect to it."""

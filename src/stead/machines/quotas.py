@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ class Quotas:
         self._store = store
         self._lock = asyncio.Lock()
         self._reserved: dict[str, Reservation] = {}
+        self._templates: dict[str, Counter[Size]] = {}
+        """The sizes of templates that are being built for an account, or whose VM has no row yet."""
         self.limits_of: LimitsOf = _unlimited
         self.host: HostBounds | None = None
 
@@ -168,12 +171,34 @@ class Quotas:
         if self.host is not None and change.larger:
             self.host.check_disk(self._reserved_disk(without=record.id), size.disk_gib)
 
-    async def check_templates(
-        self, account: str | None, templates_of: Callable[[str], Awaitable[Collection[str]]]
-    ) -> None:
-        """LimitExceeded when the account may not have VMs of another size, which needs a template."""
-        if account is not None and (most := (await self.limits_of(account)).templates) is not None:
-            _check(LimitName.TEMPLATES, most, len(await templates_of(account)), 1)
+    @contextlib.asynccontextmanager
+    async def adding_template(
+        self, account: str | None, size: Size, sizes_of: Callable[[str], Awaitable[Collection[Size]]]
+    ) -> AsyncIterator[None]:
+        """Build a template of this size in this block, and insert the row of a VM that needs it.
+
+        LimitExceeded when the account may not have one more. `sizes_of` has the sizes of the templates below
+        its VMs and snapshots; what is in other such blocks counts as well.
+        """
+        if account is None:
+            yield
+            return
+        async with self._lock:
+            most = (await self.limits_of(account)).templates
+            if most is not None:
+                sizes = {*await sizes_of(account), *self._templates.get(account, ())}
+                if size not in sizes:
+                    _check(LimitName.TEMPLATES, most, len(sizes), 1)
+            reserved = self._templates.setdefault(account, Counter())
+            reserved[size] += 1
+        try:
+            yield
+        finally:
+            reserved[size] -= 1
+            if not reserved[size]:
+                del reserved[size]
+            if not reserved:
+                self._templates.pop(account, None)
 
     async def check_snapshot(self, account: str | None, count: Callable[[str], Awaitable[int]]) -> None:
         """Raise as `keeping` would: before anything is evicted for a snapshot."""

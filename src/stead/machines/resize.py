@@ -48,11 +48,13 @@ class ResizeOperation:
                 if not isinstance(record.state, Running):
                     await self._set_size(record, size)
                     return
-                stopped = await self.stop.shut_down(record, STOP_TIMEOUT, Use.RESIZE, for_good=False)
-                if stopped is None:
-                    raise wrong_state(record, Operation.RESIZE)
-                stopped = await self._set_size(stopped, size)
-                await self.boot.boot(stopped, f"{Use.RESIZE} to {size}")
+                # Before the shutdown: a VM for which there is no slot goes on as it is.
+                async with self.engine.slots.hold(record.account):
+                    stopped = await self.stop.shut_down(record, STOP_TIMEOUT, Use.RESIZE, for_good=False)
+                    if stopped is None:
+                        raise wrong_state(record, Operation.RESIZE)
+                    stopped = await self._set_size(stopped, size)
+                    await self.boot.boot(stopped, f"{Use.RESIZE} to {size}")
 
     async def _set_size(self, record: Record, size: Size) -> Record:
         top = record.state.top if isinstance(record.state, Stopped) else None

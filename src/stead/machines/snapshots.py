@@ -137,8 +137,11 @@ class Snapshots:
 
     async def list(self, account: str | None = None, *, deleted: bool = False) -> list[SnapshotInfo]:
         """All snapshots, or those of an account; with `deleted`, also the rows of deleted ones."""
-        rows = await self._store.list(account)
-        return [snapshot_info(row) for row in rows if deleted or row.deleted_at is None]
+        if account is None:
+            found = [snapshot_info(row) for row in await self._store.list()]
+        else:
+            found = await self._store.of_account(account, snapshot_info)
+        return [info for info in found if deleted or info.deleted_at is None]
 
     async def get(self, snapshot_id: str, *, deleted: bool = False) -> SnapshotInfo:
         """A snapshot; with `deleted`, also a deleted one."""
@@ -234,12 +237,14 @@ class Snapshots:
 
     async def create(self, machine_id: str, properties: SnapshotProperties) -> SnapshotInfo:
         """Capture a VM's memory and disk while it keeps running; of a stopped VM, the disk."""
-        async with self._engine.locks.operation(machine_id, Operation.SNAPSHOT) as record:
-            snapshot = await self._begin(record, properties)
-            captured = await self._or_give_up(snapshot, self._capture_into(snapshot, record))
-        if captured is not None:
-            # The VM's lock is released: writing its memory to disk does not block it.
-            await self._or_give_up(snapshot, self._save(captured))
+        async with contextlib.AsyncExitStack() as place:
+            async with self._engine.locks.operation(machine_id, Operation.SNAPSHOT) as record:
+                await place.enter_async_context(self._engine.captures.hold(record.account))
+                snapshot = await self._begin(record, properties)
+                captured = await self._or_give_up(snapshot, self._capture_into(snapshot, record))
+            if captured is not None:
+                # The VM's lock is released: writing its memory to disk does not block it.
+                await self._or_give_up(snapshot, self._save(captured))
         return await self.get(snapshot.id)
 
     async def _or_give_up(self, snapshot: SnapshotRow, work: Awaitable[T]) -> T:
@@ -287,6 +292,7 @@ class Snapshots:
         live = self._engine.processes.running(record.id)
         if live is None:
             raise wrong_state(record, Operation.SNAPSHOT)
+        self._engine.processes.refuse_held(record.id)
         await sync_guest(live)
         record, state = await self._capture.capture(record, live)
         try:

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from stead.deadlines import scaled
 from stead.errors import GuestRestarted, GuestUnreachable, ReadyTimeout
 from stead.guest.agent import Agent
-from stead.guest.execution import ExecRequest, collect
+from stead.guest.execution import SMALL_OUTPUT, ExecRequest, collect
 from stead.machines.boot import BootOperation
 from stead.machines.create import CreateOperation
 from stead.machines.disk_eviction import DiskEviction
@@ -21,7 +21,7 @@ from stead.machines.records import Record, check_idle
 from stead.machines.states import Operation, Stopped, Suspended, Verdict
 from stead.machines.unchanged import UNCHANGED, Unchanged
 from stead.machines.wake import WakeOperation
-from stead.tasks import SingleFlight
+from stead.tasks import SingleFlight, work_for
 
 READY_TIMEOUT = scaled(120.0)
 _WAKES = 3
@@ -112,10 +112,12 @@ class StartOperation:
             live = self.engine.processes.running(machine_id)
         if live is None:
             raise GuestUnreachable(f"VM {machine_id} has just ended")
+        self.engine.processes.refuse_held(machine_id)
         return live
 
     async def ensure_up(self, machine_id: str, use: Use, operation: Operation = Operation.USE) -> None:
         """Wait for the operation under way, then wake or start the VM if this operation needs it."""
+        self.engine.processes.refuse_held(machine_id)
         if self.engine.processes.running(machine_id) is not None:
             return
         if await self.engine.locks.verdict(machine_id, operation) is Verdict.WAKE:
@@ -146,7 +148,7 @@ class StartOperation:
         """Wait until systemd has started all services, and `Type=notify` services reported ready."""
         request = ExecRequest("systemctl is-system-running --wait", timeout=timeout)
         async with self.using(machine_id) as agent:
-            result = await collect(agent, request)
+            result = await collect(agent, request, SMALL_OUTPUT)
         if result.timed_out:
             raise ReadyTimeout(f"VM {machine_id} was not ready within {timeout:g} s")
 
@@ -158,6 +160,7 @@ class StartOperation:
 
     async def _start(self, machine_id: str, use: Use) -> None:
         account = (await self.engine.journal.find(machine_id)).account
+        work_for(account)
         # What a stranger's request could delete, an attacker would: it may only find the disk full.
         scope = EvictionScope.OWN if use.origin is Origin.OWNER else EvictionScope.NOTHING
         await self.eviction.ensure_free(account, scope, keeping=machine_id)
@@ -172,12 +175,13 @@ class StartOperation:
             asleep = isinstance(record.state, Suspended)
             kind = EvictionKind.SUSPENDED if asleep else EvictionKind.ENDED
             await self.engine.processes.end(record, kind=kind)
+        caller = use.origin if use.origin is Origin.STRANGER else None
         match record.state:
             case Suspended() as suspended:
-                async with self.engine.slots.hold(record.account):
+                async with self.engine.slots.hold(record.account, caller):
                     await self.wake.wake(record, suspended, use)
             case Stopped():
-                async with self.engine.slots.hold(record.account):
+                async with self.engine.slots.hold(record.account, caller):
                     await self.boot.boot(record, use)
             case _:
                 await self.create.recreate(record, use)

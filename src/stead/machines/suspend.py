@@ -36,15 +36,35 @@ class SuspendOperation:
             live = self.engine.processes.running(machine_id)
             if live is None:
                 raise wrong_state(record, Operation.SUSPEND)
-            await self._save(record, live, None)
+            async with self.engine.captures.hold(record.account):
+                # Its memory would take disk space.
+                self.engine.processes.refuse_held(machine_id)
+                await self._save(record, live, None)
 
     async def suspend_if_idle(self, machine_id: str, why: str | None = None) -> None:
-        """Suspend an idle VM, unless its guest is in use again; `why` if not for its idle time-out."""
-        async with self.engine.locks.hold(machine_id):
-            record = await self.engine.journal.get(machine_id)
-            live = self.engine.processes.running(machine_id)
-            if record is None or not isinstance(record.state, Running) or live is None or live.leases:
+        """Suspend an idle VM, unless its guest is in use again; `why` if not for its idle time-out.
+
+        It waits for its turn without the VM's lock, which operations on the VM may need meanwhile.
+        """
+        known = await self.engine.journal.get(machine_id)
+        if known is None:
+            return
+        async with self.engine.captures.hold(known.account):
+            # Whoever has the lock may wait for a capture: see `Engine.captures`.
+            release = self.engine.locks.try_hold(machine_id)
+            if release is None:
                 return
+            try:
+                await self._suspend_unused(machine_id, why)
+            finally:
+                release()
+
+    async def _suspend_unused(self, machine_id: str, why: str | None) -> None:
+        record = await self.engine.journal.get(machine_id)
+        live = self.engine.processes.running(machine_id)
+        if record is None or not isinstance(record.state, Running) or live is None:
+            return
+        if not live.leases and live.held is None:
             await self._save(record, live, why or f"idle for {record.properties.idle_timeout} s")
 
     async def _save(self, record: Record, live: RunningVm, why: str | None) -> None:

@@ -1,22 +1,22 @@
-"""Templates by size: built once when a size is first used, removed when no VM has needed them for days."""
+"""Templates by vCPUs and memory: built when first needed, removed when no VM has needed them for days."""
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from stead.deadlines import scaled
 from stead.errors import SteadError, TooBusy
-from stead.host.interface import Progress, Report, Template, TemplateUnreadable
+from stead.host.interface import Progress, Report, Template, TemplateUnreadable, template_size
 from stead.logs import get_logger
 from stead.machines.engine import Engine
 from stead.machines.pool import Pool
 from stead.settings import Size
 from stead.shares import KeyedLimit, Release, share_of
 from stead.store.layers import LayerStore
-from stead.tasks import SingleFlight
+from stead.tasks import SingleFlight, work_for
 
-_ONCE = "(once for each size; 1 to 2 minutes without KVM)"
+_ONCE = "(once for all disk sizes; 1 to 2 minutes without KVM)"
 _BUILDS = max(2, (os.cpu_count() or 1) // 2)
 """Templates that are built at the same time: each is a guest that boots."""
 _SHARE = share_of(_BUILDS)
@@ -57,15 +57,15 @@ class TemplateLines:
     """The progress of a template as lines of text for a user: one for each phase."""
 
     def __init__(self, size: Size, write: Callable[[str], None]) -> None:
-        self._size = size
+        self._subject = f"template of {size.compute}"
         self._write = write
         self._title: str | None = None
 
     def __call__(self, step: Progress) -> None:
         if self._title is None:
-            self._write(f"building the template of {self._size} {_ONCE}")
+            self._write(f"building the {self._subject} {_ONCE}")
         if step.phase and step.title != self._title:
-            subject = f"template of {self._size}" if step.subject == "template" else step.subject
+            subject = self._subject if step.subject == "template" else step.subject
             self._write(f"building the {subject}, once: {step.phase}")
         self._title = step.title
 
@@ -73,7 +73,7 @@ class TemplateLines:
 def _busy() -> TooBusy:
     return TooBusy(
         f"too many templates are being built: at most {_SHARE} for an account and {_BUILDS} in all;"
-        " try again in 5 s, or use a size that VMs have already"
+        " try again in 5 s, or use vCPUs and memory that VMs have already"
     )
 
 
@@ -88,6 +88,7 @@ class Templates:
         self._builds: SingleFlight[Template] = SingleFlight(_LINGER)
         self._places = KeyedLimit(_BUILDS, _SHARE, max_waiting=_WAITING, max_wait=_MAX_WAIT, busy=_busy)
         self._progress: dict[Size, _SharedProgress] = {}
+        """By the size of the template, which has the smallest disk."""
 
     async def ensure(
         self,
@@ -97,22 +98,46 @@ class Templates:
         account: str | None = None,
         admitted: bool = False,
     ) -> Template:
-        """The template of a size, built single-flight when missing; creates from it are fast.
+        """The template for VMs of a size, built single-flight when missing; creates from it are fast.
 
         `report` gets the steps of a build, also of one that another caller has started.
         LimitExceeded or CapacityExceeded before it is built when the account may not have a VM of this size
         now, unless the VM is `admitted` already.
         """
-        size = size or self._default
-        template = await self._engine.host.templates.find(size)
-        if template is None:
-            if not admitted:
-                await self._engine.quotas.check(account, size)
-                await self._engine.quotas.check_templates(account, self._layer_rows.templates_of)
-            template = await self._built(size, report, account)
-        if size == self._default:
-            self._pool.keep(template)
-        return template
+        async with self.held(size or self._default, report, account=account, admitted=admitted) as template:
+            return template
+
+    @contextlib.asynccontextmanager
+    async def held(
+        self,
+        size: Size,
+        report: Report = lambda _: None,
+        *,
+        account: str | None = None,
+        admitted: bool = False,
+    ) -> AsyncIterator[Template]:
+        """As `ensure`, for a block that inserts the row of the VM.
+
+        Until the end of the block, a template that was built for it counts in the limits of the account.
+        """
+        base = template_size(size)
+        async with contextlib.AsyncExitStack() as counted:
+            template = await self._engine.host.templates.find(base)
+            if template is None:
+                if not admitted:
+                    await self._engine.quotas.check(account, size)
+                    adding = self._engine.quotas.adding_template(account, base, self._sizes_of)
+                    await counted.enter_async_context(adding)
+                template = await self._built(base, report, account)
+            if base == template_size(self._default):
+                self._pool.keep(template)
+            yield template
+
+    async def _sizes_of(self, account: str) -> set[Size]:
+        """The sizes of the templates below an account's VMs and snapshots, of every version of the image."""
+        ids = await self._layer_rows.templates_of(account)
+        found = [self._engine.host.templates.load(each) for each in ids]
+        return {template_size(template.size) for template in found if template is not None}
 
     async def _built(self, size: Size, report: Report, account: str | None) -> Template:
         """Wait for a place, unless the template is being built, then for the build."""
@@ -132,6 +157,8 @@ class Templates:
             )
 
     async def _build(self, size: Size, progress: "_SharedProgress", release: Release | None) -> Template:
+        # Other accounts wait for it too.
+        work_for(None)
         try:
             return await self._build_in_place(size, progress)
         finally:
@@ -140,17 +167,17 @@ class Templates:
 
     async def _build_in_place(self, size: Size, progress: "_SharedProgress") -> Template:
         started = time.monotonic()
-        log.info("building a template", size=str(size))
+        log.info("building a template", size=size.compute)
         progress(Progress("", "", None, "template"))
         try:
             template = await self._engine.host.templates.ensure(size, progress)
         except SteadError as error:
-            log.error("template build failed", size=str(size), error=str(error))
+            log.error("template build failed", size=size.compute, error=str(error))
             raise
         finally:
             self._progress.pop(size, None)
         seconds = round(time.monotonic() - started, 1)
-        log.info("built a template", size=str(size), seconds=seconds)
+        log.info("built a template", size=size.compute, seconds=seconds)
         try:
             await self.remove_unused()
         except (SteadError, OSError) as error:

@@ -7,14 +7,14 @@ import secrets
 import string
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from stead.addresses import TUNNEL_SERVER, TUNNELS, wireguard_link
-from stead.errors import HostError, InvalidRequest, SteadError
+from stead.errors import HostError, InvalidRequest, SteadError, TooBusy
 from stead.host.interface import Peer, PrivateNetworkHost, WireGuardTunnel
 from stead.limits import LimitExceeded, LimitName
 from stead.logs import get_logger
@@ -32,9 +32,10 @@ from stead.tasks import TaskSet, finished
 MAX_SESSIONS = 500
 """WireGuard clients of a VPC."""
 MAX_TUNNELS = 20
-"""VPCs of an account that have WireGuard clients: each may need a process of the host."""
+"""VPCs of an account that have WireGuard clients: each may need a process of the host. For those of all
+accounts there is a setting."""
 _CHECK = 30.0
-"""Seconds between two looks for sessions that have expired."""
+"""Seconds between two looks for clients that have expired, or whose API key was revoked."""
 _NEVER = 2**63 - 1
 _KEEPALIVE = 25
 _MTU = 1420
@@ -131,25 +132,33 @@ class Tunnels:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open the tunnels of recorded sessions, and end sessions that expire, inside the block."""
-        await self._sessions.expire(time.time_ns())
+        """Open the tunnels of recorded sessions, and end those that expire or lose their API key, inside the
+        block.
+        """
+        await self._sessions.remove_ended(time.time_ns())
         # Also without sessions: a device of the kernel may be left of those that have ended.
         for vpc in await self._vpcs.with_key():
             await self._apply_logged(vpc)
         async with TaskSet() as tasks:
-            tasks.start(repeat("expiry of WireGuard sessions", self._expire, _CHECK), "WireGuard expiry")
+            tasks.start(repeat("end of WireGuard sessions", self._end_clients, _CHECK), "WireGuard expiry")
             yield
 
-    async def create(self, account: str, vpc: str) -> TunnelSession:
-        """A new session; its tunnel is up when this returns."""
+    async def create(self, account: str, vpc: str, api_key: str | None = None) -> TunnelSession:
+        """A new session; its tunnel is up when this returns. It ends when the API key is revoked."""
         row = await self._prepared(account, vpc)
         private, public = _new_keys()
         async with self._adding(row):
-            made = await self._add(row, public, time.time_ns() + self._settings.wireguard_lifetime * 10**9)
+            expires = time.time_ns() + self._settings.wireguard_lifetime * 10**9
+            made = await self._add(SessionRow(_new_id(), row.id, public, "", expires, api_key=api_key), row)
         return TunnelSession(**self._client(row, made), private_key=private, expires_at=made.expires_at / 1e9)
 
-    async def set_peer(self, account: str, vpc: str, machine: str, public_key: str) -> GatewayPeer:
-        """Let a client with a key of its own into a VPC until its gateway VM is deleted; idempotent."""
+    async def set_peer(
+        self, account: str, vpc: str, machine: str, public_key: str, api_key: str | None = None
+    ) -> GatewayPeer:
+        """Let a client with a key of its own into a VPC; idempotent.
+
+        It ends when its gateway VM is deleted, and when the API key that has set it last is revoked.
+        """
         row = await self._prepared(account, vpc)
         key = _checked_key(public_key)
         if key == self._server_key(row):
@@ -160,10 +169,11 @@ class Tunnels:
             found = await self._sessions.by_key(row.id, key)
             if found is not None and found.machine is None:
                 raise InvalidRequest(f"{key} is the public key of WireGuard session {found.id}")
-            if found is not None and found.machine != machine:
-                found = await self._sessions.update(found.id, machine=machine)
+            if found is not None and (found.machine, found.api_key) != (machine, api_key):
+                found = await self._sessions.update(found.id, machine=machine, api_key=api_key)
             if found is None:
-                found = await self._add(row, key, _NEVER, machine)
+                wanted = SessionRow(_new_id(), row.id, key, "", _NEVER, machine=machine, api_key=api_key)
+                found = await self._add(wanted, row)
         return GatewayPeer(**self._client(row, found), machine=machine)
 
     def _client(self, row: VpcRow, found: SessionRow) -> dict[str, Any]:
@@ -249,16 +259,19 @@ class Tunnels:
     def _port(self, row: VpcRow) -> int:
         return self._settings.wireguard_port + row.number - 1
 
-    async def _add(self, row: VpcRow, public: str, expires: int, machine: str | None = None) -> SessionRow:
-        """Record a client and let it in."""
+    async def _add(self, wanted: SessionRow, row: VpcRow) -> SessionRow:
+        """Record a client with a free address, and let it in."""
         known = await self._sessions.list(row.id)
         if len(known) >= MAX_SESSIONS:
             raise LimitExceeded(LimitName.WIREGUARD_SESSIONS, MAX_SESSIONS, len(known), 1)
-        if not known and (others := await self._sessions.vpcs_of(row.account)) >= MAX_TUNNELS:
-            raise LimitExceeded(LimitName.WIREGUARD_VPCS, MAX_TUNNELS, others, 1)
         address = lowest_free(TUNNELS, {TUNNEL_SERVER, *(IPv4Address(each.address) for each in known)})
-        wanted = SessionRow(_new_id(), row.id, public, str(address), expires, machine=machine)
-        made = await self._sessions.add(wanted)
+        wanted = replace(wanted, address=str(address))
+        if known:
+            made = await self._sessions.add(wanted)
+        else:
+            async with self._locks.hold("first clients"):
+                await self._check_vpcs(row.account)
+                made = await self._sessions.add(wanted)
         if made is None:
             # The VPC, or the gateway VM, was deleted meanwhile.
             raise VpcNotFound(row.id)
@@ -268,6 +281,17 @@ class Tunnels:
             await finished(self._sessions.delete(made.id))
             raise
         return made
+
+    async def _check_vpcs(self, account: str) -> None:
+        """Raise unless one more VPC may have clients: of the account, and of all."""
+        if (others := await self._sessions.vpcs_of(account)) >= MAX_TUNNELS:
+            raise LimitExceeded(LimitName.WIREGUARD_VPCS, MAX_TUNNELS, others, 1)
+        most = self._settings.max_tunnels
+        if await self._sessions.count_vpcs() >= most:
+            raise TooBusy(
+                f"{most} VPCs of this server have WireGuard clients, which is the limit (STEAD_MAX_TUNNELS):"
+                " try again when others have ended, or ask the operator for a higher limit"
+            )
 
     async def _apply(self, vpc: str) -> None:
         """Make the tunnel of a VPC have the peers that are recorded."""
@@ -287,8 +311,8 @@ class Tunnels:
         except SteadError as error:
             log.error("cannot set up the tunnels of a VPC", vpc=vpc, error=str(error))
 
-    async def _expire(self) -> None:
-        for vpc in await self._sessions.expire(time.time_ns()):
+    async def _end_clients(self) -> None:
+        for vpc in await self._sessions.remove_ended(time.time_ns()):
             await self._apply_logged(vpc)
 
 

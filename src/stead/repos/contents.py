@@ -1,6 +1,7 @@
 """Reads the contents of a revision: files, folders, blobs, trees, archives."""
 
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 from stead.repos.errors import BlobNotFound, PathNotFound, TooLarge, TreeNotFound
@@ -19,6 +20,8 @@ _MAX_LISTED = 64 << 20
 _MAX_MEMORY = 512 << 20
 """Memory limit of git archive, which first lists all entries."""
 _CHUNK = 256 << 10
+_FOLDER = re.compile(rb"[0-7]{6} tree ")
+_NEXT_FOLDER = re.compile(rb"\0[0-7]{6} tree ")
 _KINDS: dict[str, Kind] = {"blob": "blob", "tree": "tree", "commit": "commit"}
 ARCHIVES = {"tar": "application/x-tar", "zip": "application/zip"}
 
@@ -29,11 +32,37 @@ class RepoFile:
     content: bytes
 
 
+class Listing:
+    """The entries that `git ls-tree` printed. They are parsed when they are read, again each time."""
+
+    def __init__(self, printed: bytes = b"", below: str = "") -> None:
+        """`below` is the folder whose entries they are."""
+        self._printed = printed
+        self._prefix = f"{below}/" if below else ""
+        self._count = printed.count(b"\0")
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def has_folders(self) -> bool:
+        return bool(_FOLDER.match(self._printed) or _NEXT_FOLDER.search(self._printed))
+
+    def __iter__(self) -> Iterator[TreeItem]:
+        start = 0
+        while (end := self._printed.find(b"\0", start)) >= 0:
+            facts, _, name = self._printed[start:end].partition(b"\t")
+            mode, kind, sha, size = facts.decode().split()
+            path = self._prefix + name.decode(errors="replace")
+            yield TreeItem(path, sha, _KINDS[kind], mode, int(size) if size.isdigit() else None)
+            start = end + 1
+
+
 @dataclass(frozen=True)
 class RepoFolder:
     path: str
     sha: str
-    entries: list[TreeItem]
+    entries: Listing
     """Of this folder and, if `recursive`, of all folders below it."""
     recursive: bool
 
@@ -62,7 +91,7 @@ async def _read(
         if info is None or info.kind not in ("blob", "tree"):
             raise PathNotFound(place)
         if info.kind == "blob":
-            found = (await reader.contents([info.sha]))[0]
+            found = (await reader.contents([info.sha], reserve=repository.reserve))[0]
             if found is None:
                 raise PathNotFound(place)
             return RepoFile(TreeItem(place, info.sha, "blob", "", info.size), found[1])
@@ -70,25 +99,24 @@ async def _read(
         entries = await _list(repository, info.sha, place, recursive=recursive)
         return RepoFolder(place, info.sha, entries, recursive)
     entries = await _list(repository, info.sha, place, recursive=False)
-    if any(entry.kind == "tree" for entry in entries):
+    if entries.has_folders:
         nested = await _list_nested(repository, info.sha, place) if len(entries) < MAX_NESTED else None
         return RepoFolder(place, info.sha, entries if nested is None else nested, nested is not None)
     return RepoFolder(place, info.sha, entries, recursive=True)
 
 
-async def _list(repository: Repository, tree: str, below: str = "", *, recursive: bool) -> list[TreeItem]:
+async def _list(repository: Repository, tree: str, below: str = "", *, recursive: bool) -> Listing:
     arguments = _ls_tree(tree, recursive=recursive)
-    printed = await repository.run(*arguments, most=_MAX_LISTED)
-    lines = printed.split(b"\0")[:-1]
-    if len(lines) > MAX_ENTRIES:
+    entries = Listing(await repository.run(*arguments, most=_MAX_LISTED), below)
+    if len(entries) > MAX_ENTRIES:
         raise TooLarge(
-            f"{below or '/'} has {len(lines)} files and folders (max {MAX_ENTRIES} per listing): "
+            f"{below or '/'} has {len(entries)} files and folders (max {MAX_ENTRIES} per listing): "
             "list a subfolder, or without recursive"
         )
-    return _entries(lines, below)
+    return entries
 
 
-async def _list_nested(repository: Repository, tree: str, below: str) -> list[TreeItem] | None:
+async def _list_nested(repository: Repository, tree: str, below: str) -> Listing | None:
     """All entries below a tree; None if there are more than MAX_NESTED, which are not read to their end."""
     arguments = _ls_tree(tree, recursive=True)
     async with repository.running(*arguments, timeout=TIMEOUT) as process:
@@ -99,33 +127,23 @@ async def _list_nested(repository: Repository, tree: str, below: str) -> list[Tr
             if printed.count(b"\0") > MAX_NESTED:
                 return None
         await process.succeed("ls-tree")
-    return _entries(bytes(printed).split(b"\0")[:-1], below)
+    return Listing(bytes(printed), below)
 
 
 def _ls_tree(tree: str, *, recursive: bool) -> list[str]:
     return ["ls-tree", "-l", "-z", "--full-tree", *(("-r", "-t") if recursive else ()), tree]
 
 
-def _entries(lines: list[bytes], below: str) -> list[TreeItem]:
-    prefix = f"{below}/" if below else ""
-    entries = []
-    for line in lines:
-        facts, _, name = line.partition(b"\t")
-        mode, kind, sha, size = facts.decode().split()
-        path = prefix + name.decode(errors="replace")
-        entries.append(TreeItem(path, sha, _KINDS[kind], mode, int(size) if size.isdigit() else None))
-    return entries
-
-
 async def blob(repository: Repository, sha: str) -> tuple[str, bytes]:
     wanted = check_sha(sha)
-    found = await repository.content(wanted)
-    if found is None or found[0].kind != "blob":
+    info = await repository.info(wanted)
+    found = await repository.content(wanted) if info is not None and info.kind == "blob" else None
+    if found is None:
         raise BlobNotFound(sha)
     return wanted, found[1]
 
 
-async def tree(repository: Repository, sha: str) -> list[TreeItem]:
+async def tree(repository: Repository, sha: str) -> Listing:
     """The entries of a tree, by the sha of the tree or of a commit."""
     wanted = check_sha(sha)
     info = await repository.info(f"{wanted}^{{tree}}")

@@ -24,10 +24,12 @@ class RepoDamaged(RepoError):
 
 
 class DiskFull(RepoError):
-    """The host's disk is full; nothing was written."""
+    """The host's disk has nothing left for repositories; nothing was written."""
 
     def __init__(self) -> None:
-        super().__init__("disk of the host is full")
+        super().__init__(
+            "disk of the host is full: delete repositories, VMs or snapshots, or try again later"
+        )
 
 
 class RepoBusy(RepoError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 from asyncio import StreamReader, StreamWriter
@@ -21,6 +22,7 @@ from stead.repos.errors import DiskFull, RepoDamaged, TooLarge
 from stead.repos.git_messages import GitMessage
 from stead.repos.git_network import EmptyNetwork
 from stead.repos.prefork import PreforkPool
+from stead.shares import MemoryReservation, Reserve, unlimited
 
 TIMEOUT = 60.0
 MAX_OUTPUT = 256 << 20
@@ -142,15 +144,16 @@ class GitProcess:
             self.stdin.close()
             await self.stdin.wait_closed()
 
-    async def read(self, most: int) -> bytes:
-        parts: list[bytes] = []
-        size = 0
+    async def read(self, most: int, reserve: Reserve = unlimited) -> bytes:
+        """The output to its end, in memory that is reserved as it grows."""
+        # BytesIO gives its bytes away without a copy.
+        output, memory = io.BytesIO(), MemoryReservation(reserve)
         while part := await self.stdout.read(_PIPE):
-            size += len(part)
-            if size > most:
+            if output.tell() + len(part) > most:
                 raise TooLarge(f"output of git too large (max {most >> 20} MiB)")
-            parts.append(part)
-        return b"".join(parts)
+            await memory.add(len(part))
+            output.write(part)
+        return output.getvalue()
 
     async def errors(self) -> str:
         """The standard error output, limited to its last part."""
@@ -434,8 +437,11 @@ class Git:
         timeout: float = TIMEOUT,
         most: int = MAX_OUTPUT,
         network: bool = False,
+        reserve: Reserve = unlimited,
     ) -> Finished:
         """Run git to its exit, with any exit code. Output above `most` bytes raises TooLarge.
+
+        `reserve` is asked for the memory of large output.
 
         On cancellation git is terminated, unless it writes refs: then cancellation waits for its exit. A
         terminated git could leave a ref lock behind, which would block all later updates.
@@ -446,7 +452,7 @@ class Git:
             try:
                 async with asyncio.timeout(timeout):
                     _, stdout, stderr = await asyncio.gather(
-                        process.feed(stdin), process.read(most), process.errors()
+                        process.feed(stdin), process.read(most, reserve), process.errors()
                     )
                     return Finished(await process.wait(), stdout, stderr)
             except TimeoutError:
@@ -464,9 +470,12 @@ class Git:
         env: Mapping[str, str] | None = None,
         timeout: float = TIMEOUT,
         most: int = MAX_OUTPUT,
+        reserve: Reserve = unlimited,
     ) -> bytes:
         """The output of git, which must succeed."""
-        finished = await self.finish(repo, *arguments, stdin=stdin, env=env, timeout=timeout, most=most)
+        finished = await self.finish(
+            repo, *arguments, stdin=stdin, env=env, timeout=timeout, most=most, reserve=reserve
+        )
         if finished.status:
             check_room(finished, repo)
             check_memory(finished)

@@ -11,15 +11,26 @@ from stead.repos.errors import (
     InvalidRange,
     OffsetWithSelector,
     ReferenceNotFound,
+    TooLarge,
 )
 from stead.repos.git import TIMEOUT, GitFailed
 from stead.repos.model import Commit
 from stead.repos.names import check_sha
 from stead.repos.repository import Repository
+from stead.tasks import Threads
 
 Order = Literal["asc", "desc"]
 MAX_COMMITS = 500
+_MAX_INT = 2**31 - 1
+"""The largest number that git takes."""
+_ORDER = "--date-order"
+"""By date, but never a parent before its children: dates may be equal or wrong."""
 _LINES = 64 << 10
+_MAX_COMPARED = 16 << 20
+"""Bytes of git's list of changed files: more than 50,000 files."""
+_FEW_CHANGES = 64 << 10
+_PARSED = 6
+"""Bytes of parsed changes for each byte of that list, at the most."""
 Status = Literal["added", "removed", "modified", "renamed", "copied", "changed"]
 _STATUSES: dict[str, Status] = {
     "A": "added",
@@ -38,7 +49,7 @@ class CommitPage:
     total: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileChange:
     path: str
     status: Status
@@ -90,31 +101,52 @@ async def commits(
         raise
     known = branch or repository.default_branch
     await _check_in_history(repository, tip, known, since, until)
-    # By date, but never a parent before its children: dates may be equal or wrong.
-    options = ["--date-order", *(["--reverse"] if order == "asc" else [])]
+    total = None
+    if since or until:
+        shas, next_commit = await _between(repository, tip, limit, order, since, until)
+    else:
+        if count or order == "asc":
+            total = int(await repository.run("rev-list", "--count", tip, "--"))
+        shas, next_commit = await _at_offset(repository, tip, limit, order, offset, total)
+    return CommitPage(await repository.commits(shas), next_commit, total if count else None)
+
+
+async def _at_offset(
+    repository: Repository, tip: str, limit: int, order: Order, offset: int, total: int | None
+) -> tuple[list[str], str | None]:
+    """The commits of a page, and the first of the next one; for order asc, `total` must be known."""
+    first, last = offset, offset + limit + 1
+    if order == "asc" and total is not None:
+        # Git skips and counts commits before it reverses them.
+        first, last = max(0, total - last), max(0, total - first)
+    page = f"--skip={min(first, _MAX_INT)}", f"--max-count={last - first}"
+    shas = (await repository.run("rev-list", _ORDER, *page, tip, "--")).decode().split()
+    if order == "asc":
+        shas.reverse()
+    return shas[:limit], shas[limit] if len(shas) > limit else None
+
+
+async def _between(
+    repository: Repository, tip: str, limit: int, order: Order, since: str | None, until: str | None
+) -> tuple[list[str], str | None]:
+    """The commits of a page that begins or ends at a commit, and the first of the next one."""
+    options = [_ORDER, *(["--reverse"] if order == "asc" else [])]
     first, last = (since, until) if order == "asc" else (until, since)
     shas: list[str] = []
-    next_commit = None
     begun = first is None
     async with contextlib.aclosing(_rev_list(repository, *options, tip)) as history:
-        skipped = 0
-        async for sha in history:
-            begun = begun or sha == first
-            if not begun or skipped < offset:
-                skipped += 1
-                continue
-            if order == "desc" and sha == last:
-                break
-            if len(shas) == limit:
-                next_commit = sha
-                break
-            shas.append(sha)
-            if order == "asc" and sha == last:
-                break
-    total = None
-    if count and not (since or until):
-        total = int(await repository.run("rev-list", "--count", tip))
-    return CommitPage(await repository.commits(shas), next_commit, total)
+        async for lines in history:
+            if not begun and first in lines:
+                lines, begun = lines[lines.index(first) :], True
+            for sha in lines if begun else ():
+                if order == "desc" and sha == last:
+                    return shas, None
+                if len(shas) == limit:
+                    return shas, sha
+                shas.append(sha)
+                if order == "asc" and sha == last:
+                    return shas, None
+    return shas, None
 
 
 async def _check_in_history(
@@ -139,14 +171,13 @@ async def is_ancestor(repository: Repository, older: str, newer: str) -> bool:
     return finished.status == 0
 
 
-async def _rev_list(repository: Repository, *options: str) -> AsyncGenerator[str]:
-    """Commits from git rev-list, read on demand."""
+async def _rev_list(repository: Repository, *options: str) -> AsyncGenerator[list[str]]:
+    """Commits from git rev-list, as many at a time as are there."""
     async with repository.running("rev-list", *options, "--", timeout=TIMEOUT) as process:
-        rest = b""
+        rest = ""
         while piece := await process.stdout.read(_LINES):
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                yield line.decode()
+            *lines, rest = (rest + piece.decode()).split("\n")
+            yield lines
 
 
 async def compare(repository: Repository, base: str, head: str) -> RevisionComparison:
@@ -165,9 +196,18 @@ async def _compare(repository: Repository, base: str, head: str) -> RevisionComp
 
 
 async def _changes(repository: Repository, old: str, new: str) -> list[FileChange]:
-    printed = await repository.run(
-        "diff-tree", "-r", "-z", "-M", "-C", "--raw", "--numstat", "--abbrev=40", old, new
-    )
+    arguments = "diff-tree", "-r", "-z", "-M", "-C", "--raw", "--numstat", "--abbrev=40", old, new
+    try:
+        printed = await repository.run(*arguments, most=_MAX_COMPARED)
+    except TooLarge as error:
+        raise TooLarge(f"cannot compare: {error}; clone the repository and run git diff") from error
+    if len(printed) <= _FEW_CHANGES:
+        return _parse_changes(printed)
+    await repository.reserve(_PARSED * len(printed))
+    return await Threads.PARSING.run(_parse_changes, printed)
+
+
+def _parse_changes(printed: bytes) -> list[FileChange]:
     words = printed.decode(errors="replace").split("\0")[:-1]
     facts: dict[str, tuple[str, str, str | None]] = {}
     changes: list[FileChange] = []

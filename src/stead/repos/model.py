@@ -29,7 +29,7 @@ class Commit:
         return self.message.lstrip("\n").partition("\n")[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tag:
     """A tag; an annotated tag has a tagger and a message."""
 
@@ -40,7 +40,7 @@ class Tag:
     message: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Branch:
     name: str
     sha: str
@@ -49,7 +49,7 @@ class Branch:
 Kind = Literal["blob", "tree", "commit"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TreeItem:
     """A file or folder in a tree. Submodules have the kind `commit`."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TypeVar
 from stead.repos.errors import AmbiguousRevision, RepoDamaged, TooLarge
 from stead.repos.git import Git, GitProcess
 from stead.repos.names import SHA
+from stead.shares import MemoryReservation, Reserve, unlimited
 from stead.supervision import repeat
 from stead.tasks import cancel_and_wait
 
@@ -18,7 +20,8 @@ MAX_PROCESSES = 32
 IDLE = 60.0
 """Seconds after which an unused reader is stopped."""
 MAX_OBJECT = 64 << 20
-"""Maximum bytes of an object that is held in memory."""
+"""Maximum bytes of an object, or of the objects of one request, that are held in memory."""
+_PIECE = 1 << 20
 _ANSWER_TIMEOUT = 60.0
 T = TypeVar("T")
 
@@ -52,34 +55,55 @@ class CatFile:
         return await self._ask("info", names, self._header)
 
     async def contents(
-        self, names: Sequence[str], most: int = MAX_OBJECT
+        self, names: Sequence[str], most: int = MAX_OBJECT, reserve: Reserve = unlimited
     ) -> list[tuple[ObjectInfo, bytes] | None]:
-        """Whole objects, in order; None for missing ones."""
-        return await self._ask("contents", names, lambda name: self._content(name, most))
+        """Whole objects, in order; None for missing ones.
+
+        TooLarge if they have more than `most` bytes together. `reserve` is asked for memory of large ones.
+        """
+        memory, left = MemoryReservation(reserve), most
+
+        async def content(name: str) -> tuple[ObjectInfo, bytes] | None:
+            nonlocal left
+            info = await self._header(name)
+            if info is None:
+                return None
+            if info.size > left:
+                what = f"object {info.sha} has {info.size} bytes"
+                if info.size <= most:
+                    what = f"{len(names)} objects have more than {most} bytes together"
+                raise TooLarge(f"{what} (max {most} per response): clone the repository")
+            left -= info.size
+            await memory.add(info.size)
+            return info, await self._data(info.size)
+
+        return await self._ask("contents", names, content)
 
     async def _ask(self, command: str, names: Sequence[str], read: Callable[[str], Awaitable[T]]) -> list[T]:
         async with asyncio.timeout(_ANSWER_TIMEOUT):
             sending = asyncio.create_task(self._send(command, names))
             try:
-                return [await read(name) for name in names]
-            finally:
+                found = [await read(name) for name in names]
                 await sending
+                return found
+            finally:
+                # After an error, git takes no more names, because nothing reads its answers.
+                await cancel_and_wait(sending)
 
     async def _send(self, command: str, names: Sequence[str]) -> None:
         for name in names:
             self._process.stdin.write(f"{command} {name}".encode() + b"\0")
             await self._process.stdin.drain()
 
-    async def _content(self, name: str, most: int) -> tuple[ObjectInfo, bytes] | None:
-        info = await self._header(name)
-        if info is None:
-            return None
-        if info.size > most:
-            raise TooLarge(
-                f"object {info.sha} has {info.size} bytes (max {most} per response): clone the repository"
-            )
-        data = await self._process.stdout.readexactly(info.size + 1)
-        return info, data[:-1]
+    async def _data(self, size: int) -> bytes:
+        if size <= _PIECE:
+            return (await self._process.stdout.readexactly(size + 1))[:-1]
+        # BytesIO gives its bytes away without a copy.
+        data = io.BytesIO()
+        while (left := size - data.tell()) > 0:
+            data.write(await self._process.stdout.readexactly(min(left, _PIECE)))
+        await self._process.stdout.readexactly(1)
+        return data.getvalue()
 
     async def _header(self, name: str) -> ObjectInfo | None:
         line = await self._process.stdout.readuntil(b"\n")

@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from stead.disk_marks import writable
 from stead.limits import Limits
-from stead.repos.errors import RepoError, RepoNotFound
+from stead.repos.errors import DiskFull, RepoError, RepoNotFound
 from stead.repos.repository import MAX_REFS
 from stead.repos.sizes import RepoSize, lfs_size, measure_repo
+from stead.shares import KeyedLimit
 from stead.store.repos import RepoRow, RepoStore
-from stead.tasks import TaskSet, Threads
+from stead.tasks import TaskSet, Threads, working_for
 
 DELAY = 1.0
 """Debounce in seconds: changes within this time are measured together."""
+_MEASURED_AT_ONCE = 2
 _MIB = 1 << 20
 
 LimitsOf = Callable[[str], Awaitable[Limits]]
@@ -86,8 +89,14 @@ class QuotaReservation:
     """The bytes that one client writes to a repository, counted until the next measurement."""
 
     def __init__(
-        self, account: str, sizes: list[_Bound], refs: _Bound, catch_up: Callable[[str], Awaitable[None]]
+        self,
+        account: str,
+        sizes: list[_Bound],
+        refs: _Bound,
+        catch_up: Callable[[str], Awaitable[None]],
+        folder: Path,
     ) -> None:
+        """`folder` is on the disk that the client writes to."""
         self.account = account
         self.over = asyncio.Event()
         self.lfs = 0
@@ -96,6 +105,7 @@ class QuotaReservation:
         self._sizes = sizes
         self._refs = refs
         self._catch_up = catch_up
+        self._folder = folder
         self._reserved: Counter[_Tally] = Counter()
 
     @property
@@ -104,12 +114,26 @@ class QuotaReservation:
         left = [bound.left for bound in self._sizes]
         return max(0, min(left)) if left else None
 
-    def exceeded(self) -> QuotaExceeded:
+    @property
+    def disk_room(self) -> int:
+        """Bytes that git may still write to the disk of the host, whatever the quota is."""
+        return writable(self._folder)
+
+    def exceeded(self) -> QuotaExceeded | DiskFull:
         """The error for too little space."""
-        return min(self._sizes, key=lambda bound: bound.left).exceeded()
+        least = min(self._sizes, key=lambda bound: bound.left, default=None)
+        if least is None or self.disk_room < least.left:
+            return DiskFull()
+        return least.exceeded()
+
+    def check_disk(self) -> None:
+        """DiskFull if the disk of the host has nothing left for git."""
+        if not self.disk_room:
+            self.release()
+            raise DiskFull
 
     async def reserve(self, size: int) -> None:
-        """Reserve more bytes, or raise QuotaExceeded."""
+        """Reserve more bytes, or raise QuotaExceeded or DiskFull."""
         await self._count(self._sizes, size)
 
     async def reserve_refs(self, count: int) -> None:
@@ -118,6 +142,7 @@ class QuotaReservation:
     async def _count(self, bounds: list[_Bound], amount: int) -> None:
         if not amount:
             return
+        self.check_disk()
         for bound in bounds:
             bound.tally.since += amount
             self._reserved[bound.tally] += amount
@@ -155,8 +180,15 @@ class RepoQuotas:
     """
 
     def __init__(
-        self, store: RepoStore, path_of: Callable[[str], Path], limits_of: LimitsOf, on_measured: Measured
+        self,
+        store: RepoStore,
+        path_of: Callable[[str], Path],
+        limits_of: LimitsOf,
+        on_measured: Measured,
+        folder: Path,
     ) -> None:
+        """`folder` has all repositories."""
+        self._folder = folder
         self._store = store
         self._path_of = path_of
         self._limits_of = limits_of
@@ -166,7 +198,8 @@ class RepoQuotas:
         self._next: dict[str, _Measurement] = {}
         self._measurements: set[_Measurement] = set()
         self._tasks = TaskSet()
-        self._measuring = asyncio.Lock()
+        self._measuring = KeyedLimit(_MEASURED_AT_ONCE, 1)
+        """By account: the changes of one repository are measured in their order."""
 
     # Writes
 
@@ -192,13 +225,14 @@ class RepoQuotas:
         sizes = await self._sizes(row.account, repo, _repo_message)
         if any(bound.tally.since > bound.left for bound in sizes):
             await self._catch_up(row.account)
-        return QuotaReservation(row.account, sizes, refs, self._catch_up)
+        return QuotaReservation(row.account, sizes, refs, self._catch_up, self._folder)
 
     @contextlib.asynccontextmanager
     async def creating(self, account: str) -> AsyncIterator[QuotaReservation]:
         """Context of the creation of a repository, which is recorded with its size."""
         sizes = await self._sizes(account, _Tally(0), _new_repo_message)
-        quota = QuotaReservation(account, sizes, _Bound(_Tally(0), MAX_REFS, _refs_message), self._catch_up)
+        refs = _Bound(_Tally(0), MAX_REFS, _refs_message)
+        quota = QuotaReservation(account, sizes, refs, self._catch_up, self._folder)
         try:
             yield quota
         finally:
@@ -264,16 +298,20 @@ class RepoQuotas:
 
         LFS objects can be many and are never removed: they are scanned only if `more_lfs` is None.
         """
-        async with self._measuring:
+        owner = await self._store.get(repo_id)
+        if owner is None:
+            return None
+        async with self._measuring.hold(owner.account):
             row, path = await self._store.get(repo_id), self._path_of(repo_id)
             # A repository that is being created or deleted is not in its place.
             if row is None or not path.is_dir():
                 return None
-            size = await Threads.TREES.run(measure_repo, path)
-            if more_lfs is None or row.lfs_size is None:
-                lfs = await Threads.TREES.run(lfs_size, path)
-            else:
-                lfs = row.lfs_size + more_lfs
+            with working_for(row.account):
+                size = await Threads.TREES.run(measure_repo, path)
+                if more_lfs is None or row.lfs_size is None:
+                    lfs = await Threads.TREES.run(lfs_size, path)
+                else:
+                    lfs = row.lfs_size + more_lfs
             if (size.objects, lfs, size.refs) != (row.size, row.lfs_size, row.refs):
                 await self._store.update(repo_id, size=size.objects, lfs_size=lfs, refs=size.refs)
         for kind, number in (("repo", size.objects + lfs), ("refs", size.refs)):

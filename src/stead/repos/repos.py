@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from stead.disk_marks import writable
 from stead.errors import HostError
 from stead.files import exists, sync_folder, write_atomically
 from stead.identity.identities import Page
@@ -19,7 +20,7 @@ from stead.logs import get_logger
 from stead.names import check_name
 from stead.processes import ProcessId, end_of
 from stead.repos.confinement import Confinement
-from stead.repos.errors import RepoBusy, RepoLimitExceeded, RepoNotFound
+from stead.repos.errors import DiskFull, RepoBusy, RepoLimitExceeded, RepoNotFound
 from stead.repos.git import SETTINGS, Git
 from stead.repos.git_users import GitUsers, OwnedFolder
 from stead.repos.maintenance.housekeeping import ORPHANS_GRACE, Housekeeping, remove_stale_files
@@ -30,7 +31,7 @@ from stead.repos.places import GitCaller, RepoPlaces, Work
 from stead.repos.quotas import LimitsOf, QuotaReservation, RepoQuotas, SupersededRef
 from stead.repos.repository import Repository
 from stead.repos.sizes import RepoSize, measure_repo
-from stead.shares import KeyedLimit
+from stead.shares import KeyedLimit, Reserve, unlimited
 from stead.store.database import Database
 from stead.store.repos import RepoRow, RepoStore
 from stead.tasks import TaskSet, Threads, in_thread
@@ -78,9 +79,11 @@ class Repos:
         self._folder = folder
         self._limits_of = limits_of
         self._users = None if confined is None else GitUsers(confined.of_accounts, confined.nobody)
-        self.quotas = RepoQuotas(self._store, self._path, limits_of, self._on_measured)
-        self.housekeeping = Housekeeping(git, self.quotas.measure)
-        self.pruning = Pruning(self._store, self.quotas, self.housekeeping.slot, self.repository)
+        self.quotas = RepoQuotas(self._store, self._path, limits_of, self._on_measured, folder)
+        self.housekeeping = Housekeeping(git, self._account_of, self.quotas.measure)
+        self.pruning = Pruning(
+            self._store, self.quotas, self.housekeeping.slots, self._account_of, self.repository
+        )
         self._imports = KeyedLimit(
             MAX_IMPORTS, MAX_IMPORTS_PER_ACCOUNT, max_wait=MAX_WAIT, busy=lambda: RepoBusy("imports")
         )
@@ -164,6 +167,8 @@ class Repos:
         check_name(name, MAX_NAME)
         branch = check_branch(default_branch or DEFAULT_BRANCH)
         await self._check_room(account)
+        if not writable(self._folder):
+            raise DiskFull
         repo_id = repo_id or str(uuid.uuid4())
         staged = self._folder / "new" / repo_id
         async with contextlib.AsyncExitStack() as stack:
@@ -233,6 +238,10 @@ class Repos:
         staged.rename(path)
         sync_folder(path.parent)
 
+    async def _account_of(self, repo_id: str) -> str | None:
+        row = await self._store.get(repo_id)
+        return None if row is None else row.account
+
     async def get(self, repo_id: str) -> RepoInfo:
         row = await self._store.get(repo_id)
         if row is None:
@@ -253,10 +262,10 @@ class Repos:
         """The contents of an existing repository, for background work."""
         return Repository(repo_id, self._path(repo_id), self.git, self.cat_files)
 
-    def opened(self, info: RepoInfo, user: GitCaller) -> Repository:
-        """The contents of an existing repository, as a caller uses it."""
+    def opened(self, info: RepoInfo, user: GitCaller, reserve: Reserve = unlimited) -> Repository:
+        """The contents of an existing repository, as a caller uses it; `reserve` is asked for memory."""
         holder = self.places.of(info.account, user)
-        return Repository(info.id, self._path(info.id), self.git, self.cat_files, holder)
+        return Repository(info.id, self._path(info.id), self.git, self.cat_files, holder, reserve)
 
     async def list(
         self,

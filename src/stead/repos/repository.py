@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from stead.repos.errors import (
     BranchExists,
@@ -32,14 +33,23 @@ from stead.repos.git import (
 from stead.repos.git_messages import GitMessage
 from stead.repos.model import Branch, Commit, Tag, parse_commit, parse_tag
 from stead.repos.names import SHORT_SHA, check_branch, check_sha, is_ref
-from stead.repos.objects import CatFile, CatFilePool, ObjectInfo
+from stead.repos.objects import MAX_OBJECT, CatFile, CatFilePool, ObjectInfo
 from stead.repos.places import PlaceHolder, Work
+from stead.shares import Reserve, unlimited
+from stead.tasks import Threads
 
 MAX_REFS = 100_000
+_SMALL_TEXT = 64 << 10
+"""Bytes of refs or objects that are parsed on the event loop, in about a millisecond."""
+_MAX_TEXT = 16 << 20
+"""Bytes of commits or tag objects that are read at once."""
+_PARSED = 3
+"""Bytes of parsed refs for each byte of their text, at the most."""
 _HEAD = "ref: refs/heads/"
 _MAX_HEAD = 4096
 """Bytes of the file that names the default branch."""
 ZERO_SHA = "0" * 40
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,16 +80,24 @@ class Refs:
 class Repository:
     """A repository as one caller uses it: git waits for a place of that caller.
 
-    Without a caller it waits for none: background work has limits of its own.
+    Without a caller it waits for none: background work has limits of its own. Memory for what is read is
+    reserved for the caller, by `reserve`.
     """
 
     def __init__(
-        self, repo_id: str, path: Path, git: Git, cat_files: CatFilePool, holder: PlaceHolder | None = None
+        self,
+        repo_id: str,
+        path: Path,
+        git: Git,
+        cat_files: CatFilePool,
+        holder: PlaceHolder | None = None,
+        reserve: Reserve = unlimited,
     ) -> None:
         self.id = repo_id
         self.path = path
         self.git = git
         self.cat_files = cat_files
+        self.reserve = reserve
         self._holder = holder
 
     # Git
@@ -91,7 +109,7 @@ class Repository:
 
     def counted_elsewhere(self) -> "Repository":
         """The repository for work that counts in another limit."""
-        return Repository(self.id, self.path, self.git, self.cat_files)
+        return Repository(self.id, self.path, self.git, self.cat_files, reserve=self.reserve)
 
     @contextlib.asynccontextmanager
     async def holding(self, work: Work = Work.CALL) -> "AsyncIterator[Repository]":
@@ -138,7 +156,14 @@ class Repository:
         """See `Git.finish`."""
         async with self.holding():
             return await self.git.finish(
-                self.path, *arguments, stdin=stdin, env=env, timeout=timeout, most=most, network=network
+                self.path,
+                *arguments,
+                stdin=stdin,
+                env=env,
+                timeout=timeout,
+                most=most,
+                network=network,
+                reserve=self.reserve,
             )
 
     async def run(
@@ -151,7 +176,15 @@ class Repository:
     ) -> bytes:
         """See `Git.run`."""
         async with self.holding():
-            return await self.git.run(self.path, *arguments, stdin=stdin, env=env, timeout=timeout, most=most)
+            return await self.git.run(
+                self.path,
+                *arguments,
+                stdin=stdin,
+                env=env,
+                timeout=timeout,
+                most=most,
+                reserve=self.reserve,
+            )
 
     @property
     def default_branch(self) -> str:
@@ -204,9 +237,9 @@ class Repository:
         async with self.reader() as reader:
             return (await reader.infos([name]))[0]
 
-    async def content(self, name: str) -> tuple[ObjectInfo, bytes] | None:
+    async def content(self, name: str, most: int = MAX_OBJECT) -> tuple[ObjectInfo, bytes] | None:
         async with self.reader() as reader:
-            return (await reader.contents([name]))[0]
+            return (await reader.contents([name], most, self.reserve))[0]
 
     # Refs
 
@@ -262,17 +295,23 @@ class Repository:
         short = name.removeprefix("refs/tags/")
         if not is_ref(short):
             raise TagNotFound(name)
-        found = await self.content(f"refs/tags/{short}")
+        name = f"refs/tags/{short}"
+        info = await self.info(name)
+        if info is not None and info.kind != "tag":
+            return Tag(short, info.sha, info.sha)
+        found = None if info is None else await self.content(info.sha, _MAX_TEXT)
         if found is None:
             raise TagNotFound(short)
-        info, data = found
-        return parse_tag(short, info.sha, data) if info.kind == "tag" else Tag(short, info.sha, info.sha)
+        return parse_tag(short, found[0].sha, found[1])
 
     async def tag_object(self, sha: str) -> Tag:
         """An annotated tag by the sha of its tag object."""
         wanted = check_sha(sha)
-        found = await self.content(wanted)
-        if found is None or found[0].kind != "tag":
+        info = await self.info(wanted)
+        found = None
+        if info is not None and info.kind == "tag":
+            found = await self.content(wanted, _MAX_TEXT)
+        if found is None:
             raise TagNotFound(sha)
         return parse_tag("", wanted, found[1])
 
@@ -286,25 +325,27 @@ class Repository:
             f"--format={'%00'.join(fields)}",
             *wanted,
         )
-        refs = Refs([], [])
-        annotated: list[tuple[int, str, str]] = []
-        for line in printed.split(b"\n"):
-            if not line:
-                continue
-            name, sha, kind = line.decode(errors="replace").split("\0")
-            if name.startswith("refs/heads/"):
-                refs.branches.append(Branch(name.removeprefix("refs/heads/"), sha))
-                continue
-            if kind == "tag":
-                annotated.append((len(refs.tags), name.removeprefix("refs/tags/"), sha))
-            refs.tags.append(Tag(name.removeprefix("refs/tags/"), sha, sha))
-        if annotated:
-            async with self.reader() as reader:
-                found = await reader.contents([sha for _, _, sha in annotated])
-            for (place, name, sha), each in zip(annotated, found, strict=True):
+        if len(printed) <= _SMALL_TEXT:
+            found = _parse_refs(printed)
+        else:
+            await self.reserve(_PARSED * len(printed))
+            found = await Threads.PARSING.run(_parse_refs, printed)
+        if found.annotated:
+            await self._read_tags(found)
+        return found.refs
+
+    async def _read_tags(self, found: "_ParsedRefs") -> None:
+        """Replace annotated tags by what their objects say."""
+        shas = [tag.sha for _, tag in found.annotated]
+        async with self.reader() as reader:
+            contents = await reader.contents(shas, reserve=self.reserve)
+
+        def parse() -> None:
+            for (place, tag), each in zip(found.annotated, contents, strict=True):
                 if each is not None:
-                    refs.tags[place] = parse_tag(name, sha, each[1])
-        return refs
+                    found.refs.tags[place] = parse_tag(tag.name, tag.sha, each[1])
+
+        await _parsed(parse, contents)
 
     # Commits
 
@@ -313,10 +354,48 @@ class Repository:
 
     async def commits(self, shas: list[str]) -> list[Commit]:
         async with self.reader() as reader:
-            found = await reader.contents(shas)
-        commits = []
-        for sha, each in zip(shas, found, strict=True):
-            if each is None or each[0].kind != "commit":
-                raise CommitNotFound(sha)
-            commits.append(parse_commit(sha, each[1]))
-        return commits
+            found = await reader.contents(shas, _MAX_TEXT, self.reserve)
+        return await _parsed(lambda: _parse_commits(shas, found), found)
+
+
+_Contents = Sequence[tuple[ObjectInfo, bytes] | None]
+
+
+async def _parsed(parse: Callable[[], T], contents: _Contents) -> T:
+    """Parse the contents of objects, large ones in a thread."""
+    small = sum(each[0].size for each in contents if each is not None) <= _SMALL_TEXT
+    return parse() if small else await Threads.PARSING.run(parse)
+
+
+@dataclass(frozen=True)
+class _ParsedRefs:
+    refs: Refs
+    annotated: list[tuple[int, Tag]]
+    """Annotated tags, with their places among the tags."""
+
+
+def _parse_refs(printed: bytes) -> _ParsedRefs:
+    """The output of git for-each-ref."""
+    parsed = _ParsedRefs(Refs([], []), [])
+    branches, tags = parsed.refs.branches, parsed.refs.tags
+    for line in printed.split(b"\n"):
+        if not line:
+            continue
+        name, sha, kind = line.decode(errors="replace").split("\0")
+        if name.startswith("refs/heads/"):
+            branches.append(Branch(name.removeprefix("refs/heads/"), sha))
+            continue
+        tag = Tag(name.removeprefix("refs/tags/"), sha, sha)
+        if kind == "tag":
+            parsed.annotated.append((len(tags), tag))
+        tags.append(tag)
+    return parsed
+
+
+def _parse_commits(shas: Sequence[str], found: _Contents) -> list[Commit]:
+    commits = []
+    for sha, each in zip(shas, found, strict=True):
+        if each is None or each[0].kind != "commit":
+            raise CommitNotFound(sha)
+        commits.append(parse_commit(sha, each[1]))
+    return commits

@@ -11,6 +11,8 @@ from stead.repos.folders import read_regular
 
 _BLOCK = 4096
 """File system block size: a file uses a multiple of it."""
+_LEAST_LFS = 16 << 10
+"""What an LFS object counts for at least: ext4 has one inode for so many bytes, and each takes one."""
 _OWN = b"refs/stead/"
 _MAX_PACKED_REFS = 64 << 20
 _HALF_DONE = ("tmp_", ".tmp-")
@@ -34,22 +36,28 @@ def measure_repo(repository: Path) -> RepoSize:
 
 
 def lfs_size(repository: Path) -> int:
-    """Bytes of all LFS objects."""
-    return folder_size(repository / "lfs" / "objects", _HALF_DONE)
+    """Bytes that all LFS objects count for."""
+    return sum(map(lfs_object_size, _sizes(repository / "lfs" / "objects", _HALF_DONE)))
 
 
-def on_disk(size: int) -> int:
-    """The bytes that a file of this size uses on disk."""
-    return -(-size // _BLOCK) * _BLOCK
+def lfs_object_size(size: int) -> int:
+    """The bytes that an LFS object of this size counts for."""
+    return max(_LEAST_LFS, _on_disk(size))
 
 
 def folder_size(folder: Path, without: tuple[str, ...] = ()) -> int:
     """Bytes that all files below a folder use on disk, except those with these prefixes."""
-    size = 0
+    return sum(map(_on_disk, _sizes(folder, without)))
+
+
+def _on_disk(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def _sizes(folder: Path, without: tuple[str, ...]) -> Iterator[int]:
     for file in _files(folder, without):
         with contextlib.suppress(FileNotFoundError):
-            size += on_disk(file.stat(follow_symlinks=False).st_size)
-    return size
+            yield file.stat(follow_symlinks=False).st_size
 
 
 def _loose_refs(repository: Path) -> Iterator[bytes]:

@@ -1,12 +1,16 @@
 """Database rows of identities, their tokens and their VM permissions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from stead.store.machines import machines
 from stead.store.repos import git_permissions
 from stead.store.rows import Rows, build_rows, table_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -152,9 +156,10 @@ class TokenStore(Rows[TokenRow]):
         statement = sa.select(sa.func.count()).select_from(of).where(*own)
         return await self.database.read(lambda connection: connection.execute(statement).scalar_one())
 
-    async def list(self, identity: str) -> list[TokenRow]:
+    async def of_identity(self, identity: str, convert: Callable[[TokenRow], T]) -> list[T]:
+        """What the tokens of an identity are converted to, oldest first."""
         statement = sa.select(tokens).where(tokens.c.identity == identity)
-        return await self._select(statement.order_by(tokens.c.created_at, tokens.c.id))
+        return await self._select_many(statement.order_by(tokens.c.created_at, tokens.c.id), convert)
 
     async def remove(self, identity: str, token: str) -> bool:
         """Delete a token; returns whether the identity had it."""

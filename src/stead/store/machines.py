@@ -3,14 +3,17 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from stead.errors import AddressTaken, HostError, InvalidRequest
 from stead.store.database import Database
 from stead.store.rows import Rows, build_rows, table_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,23 @@ class MachineStore(Rows[MachineRow]):
 
         with self._changing():
             return await self.database.write(freeze)
+
+    async def of_account(
+        self,
+        account: str | None,
+        convert: Callable[[MachineRow], T],
+        *,
+        excluding: Sequence[str] = (),
+        name: str | None = None,
+    ) -> list[T]:
+        """What the VMs of an account, or of all, are converted to, oldest first; without those of builds."""
+        statement = sa.select(machines).where(machines.c.purpose == "use")
+        statement = statement.where(machines.c.state.not_in(excluding))
+        if account is not None:
+            statement = statement.where(machines.c.account == account)
+        if name is not None:
+            statement = statement.where(machines.c.name == name)
+        return await self._select_many(statement.order_by(machines.c.created_at), convert)
 
     async def list(
         self,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from stead.store.accounts import api_keys
 from stead.store.machines import machines
 from stead.store.rows import Rows, table_of
 
@@ -36,6 +37,8 @@ class SessionRow:
     created_at: int = 0
     machine: str | None = None
     """The gateway VM of a client that made its key itself: it ends with the VM."""
+    api_key: str | None = None
+    """The id of the API key that let it in, with which it ends; None if an earlier release let it in."""
 
 
 sessions = table_of("wireguard_sessions", SessionRow)
@@ -135,7 +138,16 @@ class SessionStore(Rows[SessionRow]):
         with self.database.look_up() as connection:
             return connection.execute(owned.where(vpcs.c.account == account)).scalar_one()
 
-    async def expire(self, now: int) -> set[str]:
-        """Delete sessions that have expired; returns their VPCs."""
-        expired = sessions.delete().where(sessions.c.expires_at <= now).returning(sessions.c.vpc)
-        return await self.database.write(lambda connection: set(connection.execute(expired).scalars()))
+    async def count_vpcs(self) -> int:
+        """How many VPCs of all accounts have sessions."""
+        counted = sa.select(sa.func.count(sessions.c.vpc.distinct()))
+        with self.database.look_up() as connection:
+            return connection.execute(counted).scalar_one()
+
+    async def remove_ended(self, now: int) -> set[str]:
+        """Delete sessions that have expired, or whose API key was revoked; returns their VPCs."""
+        valid = sa.select(api_keys.c.id).where(api_keys.c.revoked_at.is_(None))
+        revoked = sessions.c.api_key.is_not(None) & sessions.c.api_key.not_in(valid)
+        ended = (sessions.c.expires_at <= now) | revoked
+        statement = sessions.delete().where(ended).returning(sessions.c.vpc)
+        return await self.database.write(lambda connection: set(connection.execute(statement).scalars()))

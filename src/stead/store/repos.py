@@ -74,6 +74,14 @@ class RepoStore(Rows[RepoRow]):
         with self.database.look_up() as connection:
             return int(connection.execute(_TOTAL_SIZE, {"owner": account}).scalar_one())
 
+    async def sizes(self) -> dict[str, int]:
+        """Bytes of all repositories of each account, LFS objects included, as far as they were measured."""
+        size = sa.func.coalesce(repos.c.size, 0) + sa.func.coalesce(repos.c.lfs_size, 0)
+        statement = sa.select(repos.c.account, sa.func.total(size)).group_by(repos.c.account)
+        return await self.database.read(
+            lambda connection: {account: int(size) for account, size in connection.execute(statement)}
+        )
+
     async def unmeasured(self, account: str) -> list[str]:
         with self.database.look_up() as connection:
             return list(connection.execute(_UNMEASURED, {"owner": account}).scalars())

@@ -1,11 +1,14 @@
 """Rows of snapshots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from stead.store.rows import Rows, table_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,13 @@ class SnapshotStore(Rows[SnapshotRow]):
     row = SnapshotRow
     stamps = ("created_at", "used_at")
 
-    async def list(self, account: str | None = None) -> list[SnapshotRow]:
-        statement = sa.select(snapshots).order_by(snapshots.c.created_at)
-        return await self._select(
-            statement if account is None else statement.where(snapshots.c.account == account)
-        )
+    async def of_account(self, account: str, convert: Callable[[SnapshotRow], T]) -> list[T]:
+        """What the snapshots of an account are converted to, oldest first."""
+        statement = sa.select(snapshots).where(snapshots.c.account == account)
+        return await self._select_many(statement.order_by(snapshots.c.created_at), convert)
+
+    async def list(self) -> list[SnapshotRow]:
+        return await self._select(sa.select(snapshots).order_by(snapshots.c.created_at))
 
     async def change(self, snapshot_id: str, **changes: object) -> SnapshotRow | None:
         """Change a snapshot and return it; None when there is none, or it is deleted."""

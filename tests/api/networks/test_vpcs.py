@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from stead import AsyncStead
 from stead.cli.main import app
+from stead.networks import tunnels
 from stead.sdk import AmbiguousName, Conflict, InvalidRequest, Nic, NotFound, Stead, Vpc
 from support.domain_calls import Caller, calling
 from support.fake_api import FakeApi, fake_api
@@ -395,3 +396,19 @@ async def test_connect_brings_the_tunnel_up_and_down(api: FakeApi, ours: Caller,
     _, said = await failed.communicate()
     assert failed.returncode == 1 and b"wg-quick up failed: no tunnel" in said
     assert api.world.tunnels[vpc].peers == ()
+
+
+async def test_a_revoked_key_ends_the_wireguard_clients_that_it_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnels, "_CHECK", 0.1)
+    async with fake_api(tmp_path) as api, calling(api) as ours:
+        vpc = (await ours.succeed("POST", "/v1/vpcs", {"cidr": "192.168.10.0/24"}))["vpcId"]
+        vm = (await ours.succeed("POST", "/v1/vms", {"nics": [{"vpc": vpc, "mode": "routed"}]}))["id"]
+        await ours.succeed("POST", f"/v1/vpcs/{vpc}/wireguard/ephemeral")
+        wanted = {"gatewayVmId": vm, "clientPublicKey": PEER}
+        await ours.succeed("POST", f"/v1/vpcs/{vpc}/wireguard/peers", wanted)
+        await asyncio.sleep(0.5)
+        assert len(api.world.tunnels[vpc].peers) == 2
+        await api.installation.accounts.revoke_key(api.keys["owner"])
+        await until(lambda: not api.world.tunnels[vpc].peers, 60)

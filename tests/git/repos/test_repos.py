@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from stead.errors import HostError
 from stead.identity.callers import Caller
 from stead.limits import Limits
-from stead.repos import contents, history
+from stead.repos import contents, history, quotas
 from stead.repos.access import RepoPermissionExists, RepoPermissionNotFound
 from stead.repos.committing import Change, commit
 from stead.repos.errors import BranchNotFound, ReferenceNotFound, RepoLimitExceeded, RepoNotFound
@@ -19,8 +20,10 @@ from stead.repos.maintenance import housekeeping
 from stead.repos.maintenance.housekeeping import MAX_PACKS
 from stead.repos.repos import Repos
 from stead.repos.repository import Repository
+from stead.repos.sizes import RepoSize, measure_repo
 from support.git_hosting import RepoHosting, open_hosting
 from support.git_repos import git, write
+from support.waiting import until
 
 NOBODY = 1_899_999_999
 
@@ -192,6 +195,47 @@ async def test_many_commits_are_repacked(hosting: RepoHosting, repository: Repos
     assert (await history.commits(repository)).total == MAX_PACKS + 4
     deep = await contents.read(repository, "", None, recursive=True)
     assert isinstance(deep, contents.RepoFolder) and len(deep.entries) == MAX_PACKS + 4
+
+
+async def test_repacks_of_an_account_do_not_delay_those_of_another(hosting: RepoHosting) -> None:
+    repos = hosting.repos
+    mine = repos.repository((await repos.create(hosting.ours)).id)
+    theirs = repos.repository((await repos.create(hosting.theirs)).id)
+    for repository in (mine, theirs):
+        await commit(repository, [Change("large", os.urandom(2 << 20))], "large")
+    async with repos.housekeeping.slots.hold(hosting.ours), asyncio.timeout(60):
+        waiting, served = repos.housekeeping.schedule(mine), repos.housekeeping.schedule(theirs)
+        assert waiting is not None and served is not None
+        await served
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        assert list((theirs.path / "objects" / "pack").glob("*.bitmap"))
+    await waiting
+
+
+async def test_measurements_of_an_account_do_not_delay_those_of_another(
+    hosting: RepoHosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = [(await hosting.repos.create(hosting.ours)).id for _ in range(2)]
+    theirs = (await hosting.repos.create(hosting.theirs)).id
+    begun, end = list[Path](), threading.Event()
+
+    def slow(path: Path) -> RepoSize:
+        if any(repo in str(path) for repo in mine):
+            begun.append(path)
+            assert end.wait(60)
+        return measure_repo(path)
+
+    monkeypatch.setattr(quotas, "measure_repo", slow)
+    waiting = [asyncio.create_task(hosting.repos.quotas.measure(repo)) for repo in mine]
+    try:
+        await until(lambda: begun, 60)
+        async with asyncio.timeout(60):
+            assert await hosting.repos.quotas.measure(theirs) is not None
+        assert len(begun) == 1 and not any(task.done() for task in waiting)
+    finally:
+        end.set()
+    assert all(await asyncio.gather(*waiting))
 
 
 async def test_large_repository_gets_bitmap_index(

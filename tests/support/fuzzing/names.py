@@ -1,10 +1,12 @@
-"""DNS queries of VMs, DNS answers about domains, user names of SSH logins."""
+"""DNS queries of VMs, DNS answers about domains and about hosts of tenants, user names of SSH logins."""
 
 import asyncio
 import contextlib
 import re
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, ip_address
+from pathlib import Path
 from typing import cast
 from unittest import mock
 
@@ -17,6 +19,7 @@ from stead.domains import verification
 from stead.domains.errors import DnsUnavailable
 from stead.edge.private_names import answer
 from stead.edge.ssh.user_names import parse_user_name
+from stead.repos.name_lookups import NameLookups
 from support.fuzzing.runs import Feed, Target, in_event_loop
 
 _SLOT = 7
@@ -72,6 +75,10 @@ class _Server(asyncio.DatagramProtocol):
         self._transport.sendto(made, address)
 
 
+async def _no_pause(_self: object, _seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
 @contextlib.asynccontextmanager
 async def _answers() -> AsyncIterator[Callable[[bytes], Awaitable[None]]]:
     loop = asyncio.get_running_loop()
@@ -85,14 +92,36 @@ async def _answers() -> AsyncIterator[Callable[[bytes], Awaitable[None]]]:
             for record in await verification.lookup_txt("_code.example.com"):
                 record.encode()
 
-    async def no_pause(_self: object, _seconds: float) -> None:
-        await asyncio.sleep(0)
-
     with (
         mock.patch.object(dns.asyncresolver, "Resolver", lambda: resolver),
-        mock.patch.object(type(dns.asyncbackend.get_default_backend()), "sleep", no_pause),
+        mock.patch.object(type(dns.asyncbackend.get_default_backend()), "sleep", _no_pause),
         mock.patch.object(verification, "_TIMEOUT", 0.02),
     ):
+        yield feed
+    transport.close()
+
+
+@contextlib.asynccontextmanager
+async def _lookups() -> AsyncIterator[Callable[[bytes], Awaitable[None]]]:
+    """A tenant's name server answers about the host of a webhook: with addresses, or it is an OSError."""
+    transport, server = await asyncio.get_running_loop().create_datagram_endpoint(
+        _Server, local_addr=("127.0.0.1", 0)
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(type(dns.asyncbackend.get_default_backend()), "sleep", _no_pause),
+    ):
+        resolvers = Path(folder) / "resolv.conf"
+        resolvers.write_text("nameserver 127.0.0.1\n")
+        port = transport.get_extra_info("sockname")[1]
+        lookups = NameLookups(hosts=Path(folder) / "hosts", resolvers=resolvers, port=port, timeout=0.02)
+
+        async def feed(data: bytes) -> None:
+            server.data = data
+            with contextlib.suppress(OSError):
+                for address in await lookups.addresses("account", "host.example.com"):
+                    assert str(ip_address(address)) == address
+
         yield feed
     transport.close()
 
@@ -124,6 +153,8 @@ _DNS = (
     *(
         b"\0\5\0\1\0\0\0\x3c\0\2\xc0\x0c",
         b"\0\x10\0\1\0\0\0\x3c\0\4\3abc",
+        b"\0\1\0\1\0\0\0\x3c\0\4\x0a\0\0\1",
+        b"\0\x1c\0\1\0\0\0\x3c\0\x10" + bytes(15) + b"\1",
         b"\x83\x80",
         b"\x81\x80",
         b"\x81\x83",
@@ -133,4 +164,5 @@ _LOGINS = (b":", b",", b"+", b"vm", b"root", b"\0", b"\n", "ä".encode(), b"\xff
 
 QUERIES = Target("dns-queries", _queries, _DNS, longest=1500, inputs=20_000)
 LOOKUPS = Target("dns-answers", in_event_loop(_answers), _DNS, longest=4096, inputs=150)
+HOSTS = Target("lookups", in_event_loop(_lookups), _DNS, longest=4096, inputs=150)
 USER_NAMES = Target("ssh-user-names", _user_names, _LOGINS, longest=2048, inputs=50_000)

@@ -1,6 +1,6 @@
 """All fuzz targets by name."""
 
-from support.fuzzing import agents, http, names, repositories
+from support.fuzzing import agents, bodies, disks, gateway, http, names, repositories
 
 TARGETS = {
     target.name: target
@@ -12,8 +12,12 @@ TARGETS = {
         repositories.TARS,
         repositories.ZIPS,
         http.CALLS,
+        bodies.VALUES,
         names.QUERIES,
         names.LOOKUPS,
+        names.HOSTS,
         names.USER_NAMES,
+        gateway.MESSAGES,
+        disks.HEADERS,
     )
 }

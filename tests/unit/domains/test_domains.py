@@ -22,7 +22,7 @@ from stead.limits import LimitExceeded, Limits
 from stead.store.domains import DomainStore, MappingStore
 from stead.store.machines import MachineStore
 from support.accounts import attempt
-from support.domains_with_dns import DomainsWithDns
+from support.domains_with_dns import RESERVED, DomainsWithDns
 
 
 def led(domains: Domains, name: str) -> tuple[str, int] | None:
@@ -325,9 +325,10 @@ async def test_wildcard_does_not_reach_names_of_the_installation(
     machine = await domains_dns.machine(ours)
     await domains.map(ours, "*.freestyle.sh", machine, 80)
     assert led(domains, "x.freestyle.sh") == (machine, 80)
-    assert led(domains, "api.freestyle.sh") is None
-    with pytest.raises(InvalidDomain):
-        await domains.map(ours, "api.freestyle.sh", machine, 80)
+    for own in RESERVED:
+        assert led(domains, own) is None
+        with pytest.raises(InvalidDomain):
+            await domains.map(ours, own, machine, 80)
 
 
 async def test_mapping_moves_between_vms_in_one_step(

@@ -1,11 +1,10 @@
-"""Rules of the SSH gateway without IO: user names, and limits for failed logins and connections."""
+"""Rules of the SSH gateway without IO: user names, and limits for failed logins."""
 
 from functools import partial
 
 import pytest
 
 from stead.addresses import network_of
-from stead.edge.ssh.failures import ConnectionPlaces
 from stead.edge.ssh.login_places import LoginPlaces, client_network
 from stead.edge.ssh.user_names import UserName, parse_user_name
 from stead.shares import RateLimit
@@ -87,17 +86,6 @@ def test_failures_of_many_keys_take_bounded_memory() -> None:
     now = 60.0
     limit.spend("e")
     assert list(limit._full_at) == ["e"]
-
-
-def test_places_are_limited_in_all_and_by_key() -> None:
-    places = ConnectionPlaces(3, 2)
-    assert [places.take("a") for _ in range(3)] == [True, True, False]
-    assert [places.take(None), places.take(None), places.take("b")] == [True, False, False]
-    places.release("a")
-    assert places.take("b")
-    for key in ("a", None, "b"):
-        places.release(key)
-    assert not places._held
 
 
 @pytest.mark.parametrize(

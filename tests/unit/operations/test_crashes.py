@@ -7,6 +7,7 @@ import pytest
 
 from stead.errors import HostError, SteadError
 from stead.machines import Machine, Machines
+from stead.settings import Size
 from support.engine import ALL, CUT, DISK, contents, restart, used
 from support.fake_host import ServerCrashed
 from support.fake_server import FakeServer
@@ -15,6 +16,7 @@ from support.fake_server import FakeServer
 Operation = Callable[[Machine, Machines], Awaitable[object]]
 OPERATIONS: dict[str, Operation] = {
     "create": lambda _, machines: machines.create(),
+    "create_larger": lambda _, machines: machines.create(size=Size(1, 512, 30)),
     "stop": lambda machine, _: machine.stop(),
     "kill": lambda machine, _: machine.kill(),
     "suspend": lambda machine, _: machine.suspend(),

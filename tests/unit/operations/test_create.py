@@ -1,17 +1,19 @@
 """Create, the pool, and VMs that cannot start, on a host in memory."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from stead.errors import HostError, InvalidRequest, MachineNotFound, StartFailed, SteadError, WrongState
 from stead.machines import Machine, State, bring_up
+from stead.machines.events import Use
 from stead.machines.pool import Pool
 from stead.machines.records import Properties
 from stead.tasks import cancel_and_wait
-from support.engine import ALL, CUT, DISK, audit, contents, installation, restart, run, used
+from support.engine import ALL, CUT, DISK, SIZE, audit, contents, installation, restart, run, used
 from support.fake_server import FakeServer
 from support.internals import inside
 
@@ -108,6 +110,36 @@ async def test_guests_that_do_not_answer_do_not_block_the_creates_of_others(serv
     await audit(server)
 
 
+async def test_wakes_by_strangers_leave_a_slot_to_the_owner(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests for mapped domains wake more VMs of an account at once than it has slots."""
+    slots = inside(server.machines).slots
+    slots._release_after = None
+    asleep = [await used(server, account="owner") for _ in range(slots._total or 0)]
+    for machine in asleep:
+        await machine.suspend()
+    restore_state, go_on = server.host.restore_state, asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def restore_later(*arguments: Any) -> AsyncIterator[object]:
+        await go_on.wait()
+        async with restore_state(*arguments) as restore:
+            yield restore
+
+    monkeypatch.setattr(server.host, "restore_state", restore_later)
+    async with asyncio.timeout(20):
+        wakes = [asyncio.create_task(server.machines.attached(each.id, Use.DOMAIN)) for each in asleep]
+        while not slots.waiting:  # noqa: ASYNC110  # the host in memory has no event
+            await asyncio.sleep(0.001)
+        created = await server.machines.create(Properties(account="owner"))
+        assert (await created.info()).state is State.RUNNING
+        assert not any(wake.done() for wake in wakes)
+        go_on.set()
+        await asyncio.gather(*wakes)
+    await audit(server)
+
+
 @pytest.mark.parametrize("name", ["", "   ", "n" * 201, "two\nlines", "\ud800"])
 async def test_create_refuses_an_invalid_name(server: FakeServer, name: str) -> None:
     with pytest.raises(InvalidRequest, match="1 to 200 printable characters"):
@@ -141,7 +173,7 @@ async def test_a_create_that_lasts_too_long_does_not_keep_the_pool_from_refillin
     monkeypatch.setattr("stead.machines.pool._LONGEST_WAIT", 0.05)
     monkeypatch.setattr("stead.machines.pool._QUIET", 0.0)
     nothing: Any = None
-    pool = Pool(nothing, bring_up=nothing, deletion=nothing, target=1)
+    pool = Pool(nothing, bring_up=nothing, deletion=nothing, target=1, size=SIZE)
     with pool.paused_refill():
         assert pool._busy == 1
         async with asyncio.timeout(60):

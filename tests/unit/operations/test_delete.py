@@ -1,6 +1,7 @@
 """Delete, recreate and retention, on a host in memory."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from stead.errors import (
     WrongState,
 )
 from stead.limits import LimitExceeded, Limits
-from stead.machines import Ephemeral, State, Sticky
+from stead.machines import Ephemeral, Machine, State, Sticky
 from stead.machines.events import EventKind, MachineEvent
 from stead.machines.records import Properties
 from support.engine import ALL, DISK, audit, contents, run, state_of, used
@@ -106,6 +107,18 @@ async def test_a_recreated_vm_counts_as_a_new_one(server: FakeServer, limit: str
     assert (await machine.info()).state is State.DELETED
     await other.delete()
     await machine.start()
+    await audit(server)
+
+
+@pytest.mark.parametrize("persistence", [Ephemeral(), Ephemeral("OnStop")])
+@pytest.mark.parametrize("end", [Machine.stop, Machine.kill])
+async def test_an_ephemeral_vm_is_deleted_when_it_stops(
+    server: FakeServer, persistence: Ephemeral, end: Callable[[Machine], Awaitable[object]]
+) -> None:
+    (machine,) = await (await used(server)).fork(persistence=persistence)
+    await end(machine)
+    with pytest.raises(MachineNotFound):
+        await machine.info()
     await audit(server)
 
 

@@ -16,6 +16,7 @@ from stead.machines.records import Properties
 from support.engine import audit
 from support.fake_host import ServerCrashed
 from support.fake_server import FakeServer
+from support.waiting import until
 
 KEY = {"Idempotency-Key": "8e03978e-40d5-43dd-bc93-6894a57f9324"}
 
@@ -143,6 +144,44 @@ async def test_a_crash_in_a_keyed_create_leaves_one_or_none(
         await audit(server)
         calls += every
     assert calls > 2
+
+
+async def ended(http: httpx2.AsyncClient, request: str) -> bool:
+    return (await http.get(request)).status_code != 202
+
+
+async def test_a_crash_in_a_background_create_is_answered_with_its_vm_or_503(server: FakeServer) -> None:
+    """After any call on the way: 200 if the VM is there, 503 if there is none."""
+    at_once = {"x-freestyle-background-after-secs": "0"}
+    statuses = set[tuple[bool, int]]()
+    calls, crashed = 1, True
+    while crashed:
+        request = ""
+        async with contextlib.AsyncExitStack() as stack:
+            # The rest of its stop fails in a server that has crashed.
+            stack.enter_context(contextlib.suppress(ServerCrashed))
+            http = await stack.enter_async_context(served(server))
+            server.host.crash_after(calls)
+            accepted = await http.post("/v1/vms", json={}, headers=at_once)
+            if accepted.status_code == 202:
+                request = f"/auth/v1/background-requests/{accepted.json()['requestId']}"
+                await until(functools.partial(ended, http, request), 60)
+        crashed = server.host.dead
+        if crashed:
+            await server.crash()
+            await server.start()
+        server.host.forget_faults()
+        async with served(server) as http:
+            made = await vms(http)
+            if request:
+                answer = await http.get(request)
+                statuses.add((crashed, answer.status_code))
+                assert made == ({answer.json()["id"]} if answer.status_code == 200 else set())
+            for vm in made:
+                assert (await http.delete(f"/v1/vms/{vm}")).status_code == 200
+        await audit(server)
+        calls += 1
+    assert statuses == {(True, 200), (True, 503), (False, 200)}
 
 
 async def default_account(server: FakeServer) -> str:

@@ -1,5 +1,6 @@
 """WireGuard sessions of VPCs, on a host in memory: who may make them, what the host is told, their end."""
 
+import asyncio
 import base64
 import configparser
 import time
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from stead.errors import HostError, InvalidRequest
+from stead.errors import HostError, InvalidRequest, TooBusy
 from stead.host.interface import WireGuardTunnel
 from stead.identity.accounts import Accounts
 from stead.limits import LimitExceeded, LimitName
@@ -21,6 +22,7 @@ from stead.networks.tunnels import Tunnels, _new_keys, _public
 from support.account_vpc import networks_of
 from support.engine import installation
 from support.fake_server import FakeServer
+from support.waiting import until
 
 
 @dataclass
@@ -105,15 +107,19 @@ async def test_a_failure_of_the_host_leaves_no_session(vpc_tunnels: VpcTunnels) 
     assert await vpc_tunnels.tunnels._sessions.list(vpc_tunnels.vpc) == []
 
 
-async def test_sessions_are_set_up_again_after_a_restart_and_end(vpc_tunnels: VpcTunnels) -> None:
+async def test_sessions_are_set_up_again_after_a_restart_and_end(
+    vpc_tunnels: VpcTunnels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
     vpc_tunnels.server.world.tunnels.clear()
     async with vpc_tunnels.tunnels.running():
         assert [each.public_key for each in vpc_tunnels.on_host.peers] == [made.public_key]
-    await vpc_tunnels.expired()
-    assert len(vpc_tunnels.on_host.peers) == 2
-    for vpc in await vpc_tunnels.tunnels._sessions.expire(time.time_ns()):
-        await vpc_tunnels.tunnels._apply_logged(vpc)
+    monkeypatch.setattr(module, "_CHECK", 0.01)
+    async with vpc_tunnels.tunnels.running():
+        other = await vpc_tunnels.tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
+        assert len(vpc_tunnels.on_host.peers) == 2
+        await vpc_tunnels.tunnels._sessions.update(other.id, expires_at=time.time_ns() - 1)
+        await until(lambda: len(vpc_tunnels.on_host.peers) == 1, 60)
     assert [each.public_key for each in vpc_tunnels.on_host.peers] == [made.public_key]
 
 
@@ -160,6 +166,49 @@ async def test_an_account_has_tunnels_into_few_vpcs(
     await tunnels.create(others, theirs)
     await tunnels.delete(ours, vpcs[1], made[1].id)
     await tunnels.create(ours, vpcs[2])
+
+
+async def test_all_accounts_have_tunnels_into_a_limited_number_of_vpcs(vpc_tunnels: VpcTunnels) -> None:
+    server, networks = vpc_tunnels.server, networks_of(vpc_tunnels.server)
+    tunnels = Tunnels(server.database, server.settings.replace(max_tunnels=2), server.host.vpcs)
+    made = await tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
+    others = (await Accounts(server.database).create("theirs")).id
+    vpcs = [(await networks.create(others, "10.0.0.0/16")).id for _ in range(3)]
+    # The first clients of several VPCs at the same time.
+    results = await asyncio.gather(*(tunnels.create(others, vpc) for vpc in vpcs), return_exceptions=True)
+    refused = [each for each in results if isinstance(each, BaseException)]
+    assert len(refused) == 2 and all(isinstance(each, TooBusy) for each in refused)
+    assert "STEAD_MAX_TUNNELS" in str(refused[0])
+    await tunnels.create(vpc_tunnels.account, vpc_tunnels.vpc)
+    await tunnels.delete(vpc_tunnels.account, vpc_tunnels.vpc, made.id)
+    with pytest.raises(TooBusy):
+        await tunnels.create(others, vpcs[-1])
+
+
+async def test_clients_end_with_the_api_key_that_let_them_in(vpc_tunnels: VpcTunnels) -> None:
+    accounts, tunnels = Accounts(vpc_tunnels.server.database), vpc_tunnels.tunnels
+    ours, vpc = vpc_tunnels.account, vpc_tunnels.vpc
+    leaked, good = [(await accounts.create_key(ours))[0].id for _ in range(2)]
+    vm = await gateway(vpc_tunnels)
+    peers = [_new_keys()[1] for _ in range(2)]
+    ends = await tunnels.create(ours, vpc, leaked)
+    stays = [(await tunnels.create(ours, vpc, key)).public_key for key in (good, None)]
+    for peer in peers:
+        await tunnels.set_peer(ours, vpc, vm, peer, leaked)
+    # Another key takes this one over.
+    await tunnels.set_peer(ours, vpc, vm, peers[1], good)
+    await tunnels._end_clients()
+    known = {ends.public_key, *stays, *peers}
+    assert {each.public_key for each in vpc_tunnels.on_host.peers} == known
+    await accounts.revoke_key(leaked)
+    await tunnels._end_clients()
+    assert {each.public_key for each in vpc_tunnels.on_host.peers} == {*stays, peers[1]}
+    assert {each.public_key for each in await tunnels.clients(ours, vpc)} == {*stays, peers[1]}
+    await accounts.revoke_key(good)
+    # Also when the key is revoked while the server is down.
+    vpc_tunnels.server.world.tunnels.clear()
+    async with tunnels.running():
+        assert [each.public_key for each in vpc_tunnels.on_host.peers] == stays[1:]
 
 
 async def test_an_endpoint_inside_the_vpc_is_refused(vpc_tunnels: VpcTunnels) -> None:

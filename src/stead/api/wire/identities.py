@@ -1,12 +1,11 @@
 """Wire models of identities, tokens and permissions."""
 
-from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field
 
 from stead.api.wire import Time, Wire
-from stead.identity.identities import Identity, Page, Permission, TokenInfo
+from stead.identity.identities import Identity, Page, Permission
 from stead.repos.repos import RepoInfo
 
 AccessLevel = Literal["read", "write"]
@@ -52,10 +51,6 @@ class TokenModel(Wire):
 
 class TokenList(Wire):
     tokens: list[TokenModel]
-
-    @classmethod
-    def of(cls, tokens: Sequence[TokenInfo]) -> Self:
-        return cls(tokens=[TokenModel(id=token.id) for token in tokens])
 
 
 class NewToken(TokenModel):

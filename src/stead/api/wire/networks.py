@@ -1,6 +1,5 @@
 """Wire models of private networks."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field
@@ -180,9 +179,3 @@ class MemberModel(Wire):
 
 class VpcDetails(VpcModel):
     vms: list[MemberModel] = Field(default=[], description="The VMs in it, also suspended and stopped ones.")
-
-    @classmethod
-    def with_members(cls, vpc: Vpc, members: Sequence[Member]) -> Self:
-        found = cls.of(vpc)
-        found.vms = [MemberModel.of(each) for each in members]
-        return found

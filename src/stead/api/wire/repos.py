@@ -1,16 +1,13 @@
 """Wire models of the Git API."""
 
-import base64
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import FailFast, Field, PlainSerializer, WithJsonSchema
 
 from stead.api.wire import Wire
-from stead.repos import contents, history
-from stead.repos.model import Branch, Commit, Signature, Tag, TreeItem
-from stead.repos.repository import Refs
+from stead.repos.history import FileChange
+from stead.repos.model import Commit, Signature, Tag
 
 
 def _date(moment: datetime) -> str:
@@ -105,20 +102,6 @@ class RepoModel(Wire):
     branches: dict[str, ListedBranch]
     tags: dict[str, ListedTag]
 
-    @staticmethod
-    def refs(refs: Refs, default: str) -> dict[str, Any]:
-        return {
-            "default_branch": default,
-            "branches": {
-                branch.name: ListedBranch(name=branch.name, default=branch.name == default, target=branch.sha)
-                for branch in refs.branches
-            },
-            "tags": {
-                tag.name: ListedTag(name=tag.name, target=tag.target, message=tag.message)
-                for tag in refs.tags
-            },
-        }
-
 
 class RepoList(Wire):
     repositories: list[RepoModel]
@@ -140,10 +123,6 @@ class BranchModel(Wire):
 
 class BranchList(Wire):
     branches: list[BranchModel]
-
-    @classmethod
-    def of(cls, branches: Sequence[Branch]) -> Self:
-        return cls(branches=[BranchModel(name=branch.name, commit=branch.sha) for branch in branches])
 
 
 class Ref(Wire):
@@ -206,12 +185,6 @@ class FileContent(FileEntry):
     content: str
     """Base64."""
 
-    @classmethod
-    def of(cls, file: contents.RepoFile) -> Self:
-        entry = file.entry
-        content = base64.b64encode(file.content).decode()
-        return cls(name=entry.name, path=entry.path, sha=entry.sha, size=len(file.content), content=content)
-
 
 class DirectoryEntry(Wire):
     type: Literal["dir"] = "dir"
@@ -222,28 +195,6 @@ class DirectoryEntry(Wire):
         default=None,
         description="Files and folders in this folder. Absent in subfolders whose entries are not listed.",
     )
-
-    @classmethod
-    def of(cls, folder: contents.RepoFolder) -> "DirectoryEntry":
-        top: list[DirectoryEntry | FileEntry] = []
-        places = {folder.path: top}
-        for entry in folder.entries:
-            # Git lists a folder before its entries.
-            inner: list[DirectoryEntry | FileEntry] | None = [] if folder.recursive else None
-            places[entry.path.rpartition("/")[0]].append(_entry(entry, inner))
-            if inner is not None:
-                places[entry.path] = inner
-        return cls.model_construct(name=folder.name, path=folder.path, sha=folder.sha, entries=top)
-
-
-def _entry(entry: TreeItem, entries: list[DirectoryEntry | FileEntry] | None) -> DirectoryEntry | FileEntry:
-    """Submodules are shown as files of size 0: their content is in another repository."""
-    if entry.kind == "tree":
-        # Not validated: validation would copy the list, which the caller still fills.
-        return DirectoryEntry.model_construct(
-            name=entry.name, path=entry.path, sha=entry.sha, entries=entries
-        )
-    return FileEntry(name=entry.name, path=entry.path, sha=entry.sha, size=entry.size or 0)
 
 
 class Blob(Wire):
@@ -334,6 +285,18 @@ class ComparedFile(Wire):
     sha: str | None = None
     previous_filename: str | None = Field(None, alias="previous_filename")
 
+    @classmethod
+    def of(cls, change: FileChange) -> Self:
+        return cls(
+            filename=change.path,
+            status=change.status,
+            additions=change.additions,
+            deletions=change.deletions,
+            changes=change.additions + change.deletions,
+            sha=change.sha,
+            previous_filename=change.previous_path,
+        )
+
 
 class Comparison(Wire):
     status: Literal["identical", "ahead", "behind", "diverged"]
@@ -341,28 +304,6 @@ class Comparison(Wire):
     behind_by: int = Field(alias="behind_by")
     total_commits: int = Field(alias="total_commits")
     files: list[ComparedFile]
-
-    @classmethod
-    def of(cls, compared: history.RevisionComparison) -> Self:
-        files = [
-            ComparedFile(
-                filename=change.path,
-                status=change.status,
-                additions=change.additions,
-                deletions=change.deletions,
-                changes=change.additions + change.deletions,
-                sha=change.sha,
-                previous_filename=change.previous_path,
-            )
-            for change in compared.files
-        ]
-        return cls(
-            status=compared.status,
-            ahead_by=compared.ahead_by,
-            behind_by=compared.behind_by,
-            total_commits=compared.ahead_by,
-            files=files,
-        )
 
 
 def moment(seconds: float) -> datetime:

@@ -49,7 +49,7 @@ def prepare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Build the base image, and the template of a size, before the first create needs them.
+    """Build the base image, and the template for a size, before the first create needs them.
 
     A server does this when it starts.
     """
@@ -65,8 +65,8 @@ def prepare(
             wanted = Size.parse(size) if size else given.default_size
             report = display if errors.is_terminal else TemplateLines(wanted, note)
             template = await machines.template(wanted, report)
-        facts = {"template": template.id, "image": template.image_key, "size": str(template.size)}
-        typer.echo(json.dumps(facts) if as_json else f"ready: template {template.id}, size {template.size}")
+        facts = {"template": template.id, "image": template.image_key, "size": str(wanted)}
+        typer.echo(json.dumps(facts) if as_json else f"ready: template {template.id}, size {wanted}")
 
     with_display(work)
 

@@ -215,7 +215,7 @@ async def _prepare(installation: "Installation") -> None:
     except SteadError as error:
         log.error("prepare_failed", error=str(error))
         return
-    log.info("prepared", size=str(template.size))
+    log.info("prepared", size=template.size.compute)
 
 
 class _ProgressLog:

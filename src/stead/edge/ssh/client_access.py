@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -51,12 +52,14 @@ from stead.errors import (
 )
 from stead.guest.agent import Agent
 from stead.guest.ssh import admit_gateway
+from stead.guest.watchdog import works_on
 from stead.logs import get_logger
 from stead.machines import Machines
 from stead.machines.events import Use
 from stead.machines.processes import Eviction
 from stead.machines.start import Attached
 from stead.shares import KeyedLimit, RateLimit, Release
+from stead.supervision import repeat
 from stead.tasks import TaskSet, in_background
 
 log = get_logger("stead.ssh")
@@ -90,7 +93,7 @@ class SharedParts:
     access: Access
     machines: Machines
     connections: KeyedLimit
-    """Authenticated connections, by account."""
+    """Authenticated connections, by account and identity."""
     failures: RateLimit
     """Failed logins, by network of the client. A valid token is accepted however many there were."""
     keys: "WeakKeyDictionary[Agent, VmKey]"
@@ -114,6 +117,7 @@ class ClientAccess:
         """A request is being answered: the next one must wait for its answer."""
         self._waking = False
         self._login: Login | None = None
+        self.trace = ""
         self._address = ""
         self._attached: Attached | None = None
         self._key: VmKey | None = None
@@ -129,8 +133,13 @@ class ClientAccess:
         """Releases the place of the account's share."""
         self._packets: Packets[OfClient] = Packets(link, _DECODER, self._received, self._closed.set)
 
+    def __str__(self) -> str:
+        """As the log names a client that holds the event loop."""
+        return f"SSH connection from {self._address}" if self._address else "SSH connection"
+
     async def serve(self) -> None:
         """Serve until the link is closed, or the client may not go on."""
+        works_on(self)
         try:
             async with asyncio.timeout(self._parts.login_timeout) as limit:
                 self._login_limit = limit
@@ -228,6 +237,7 @@ class ClientAccess:
         self._tasks.start(self._answered(work), "answer the SSH gateway")
 
     async def _answered(self, work: Coroutine[Any, Any, Message | None]) -> None:
+        works_on(self)
         try:
             answer = await work
         except SteadError as error:
@@ -243,7 +253,8 @@ class ClientAccess:
 
     async def _authenticate(self, request: Authenticate) -> Message:
         parts = self._parts
-        self._address, self._log = request.address, log.bind(trace=request.trace)
+        self.trace, self._address = request.trace, request.address
+        self._log = log.bind(trace=request.trace)
         try:
             login = await parts.access.check(request.vm, request.user, request.token)
         except LoginRefused as error:
@@ -259,27 +270,26 @@ class ClientAccess:
             return Refused(str(error), 0.0)
         self._login = login
         self._login_limit.reschedule(None)
-        self._tasks.start(self._recheck(login), "check an SSH login again")
+        check = repeat("check of an SSH login", partial(self._recheck, login), _RECHECK)
+        self._tasks.start(check, "check an SSH login again")
         return Accepted(login.user)
 
     async def _recheck(self, login: Login) -> None:
         """End the connection once its login is not accepted any more."""
-        while True:
-            await asyncio.sleep(_RECHECK)
-            if self._attached is not None and self._attached.eviction.done():
-                self._look()
-            try:
-                await self._parts.access.recheck(login)
-            except LoginRefused as error:
-                self.end(str(error))
-                return
+        if self._attached is not None and self._attached.eviction.done():
+            self._look()
+        try:
+            await self._parts.access.recheck(login)
+        except LoginRefused as error:
+            self.end(str(error))
 
     # The connection into the VM
 
     async def _open(self, login: Login) -> Message | None:
         """Wake or start the VM and connect to its SSH server."""
         if self._release is None:
-            self._release = await self._parts.connections.acquire(login.caller.account)
+            caller = login.caller
+            self._release = await self._parts.connections.acquire(caller.account, caller.identity)
             self._log.info("ssh login", **self._facts(login))
         for _ in range(_ATTEMPTS):
             self._login_lease.close()

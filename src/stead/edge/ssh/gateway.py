@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -24,7 +25,7 @@ from stead.identity.identities import Identities
 from stead.logs import get_logger
 from stead.machines import Machines
 from stead.settings import Settings
-from stead.shares import KeyedLimit, RateLimit
+from stead.shares import KeyedLimit, RateLimit, share_of
 from stead.supervision import Backoff, ProcessCommand, SupervisedProcess
 from stead.tasks import TaskSet
 
@@ -45,8 +46,16 @@ _DECODER = msgspec.msgpack.Decoder(FromGateway)
 
 
 class TooManyConnections(SteadError):
-    def __init__(self, share: int) -> None:
-        super().__init__(f"too many open SSH connections: max {share} for an account (STEAD_MAX_SSH)")
+    def __init__(self, share: int, own: int) -> None:
+        text = f"too many open SSH connections: max {share} for an account, {own} for an identity"
+        super().__init__(f"{text} (STEAD_MAX_SSH)")
+
+
+def _limit_connections(most: int) -> KeyedLimit:
+    share = share_of(most)
+    own = max(1, share // 2)
+    busy = partial(TooManyConnections, share, own)
+    return KeyedLimit(most, share, per_caller=own, max_wait=0, busy=busy)
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class GatewayLimits:
     """Limits that all clients share."""
 
     connections: int
-    """Open connections; an account has at most half of them."""
+    """Open connections; an account has at most a quarter of them, an identity half of that."""
     unauthenticated: int = 200
     """Connections that have not logged in."""
     unauthenticated_per_network: int = 20
@@ -82,11 +91,10 @@ class SshGateway:
         self._key, self.host_key = load_host_key(settings.data)
         self._limits = limits
         self._on_change = on_change
-        share = max(1, limits.connections // 2)
         self._parts = SharedParts(
             Access(callers, identities, machines),
             machines,
-            KeyedLimit(limits.connections, share, max_wait=0, busy=lambda: TooManyConnections(share)),
+            _limit_connections(limits.connections),
             RateLimit(limits.failures, limits.failure_interval),
             WeakKeyDictionary(),
             # The gateway ends slow logins; the server only one that has forgotten to.

@@ -75,9 +75,16 @@ class Packets(Generic[M]):
                 self.close()
                 return
             try:
-                self._received(self._decoder.decode(data), passed)
-            except (msgspec.MsgspecError, ProtocolViolation):
+                self._received(self._decoded(data), passed)
+            except ProtocolViolation:
                 self.close()
+
+    def _decoded(self, data: bytes) -> M:
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            # msgspec has no errors of its own for text that is not UTF-8, and for lists in lists without end.
+            raise ProtocolViolation from error
 
     def _read(self) -> tuple[bytes, socket.socket | None]:
         if not self._descriptors:

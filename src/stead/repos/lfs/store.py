@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -16,7 +15,7 @@ from stead.repos.errors import DiskFull, RepoError, RepoNotFound, TooLarge
 from stead.repos.folders import folder_below, names_in
 from stead.repos.quotas import QuotaReservation, RepoQuotas
 from stead.repos.repository import Repository
-from stead.repos.sizes import on_disk
+from stead.repos.sizes import lfs_object_size
 from stead.tasks import Threads
 
 MAX_OBJECT = 5 << 30
@@ -118,10 +117,10 @@ class LfsObjects:
         """The objects that exceed a limit or the quota, alone or with those before them."""
         quota = await self._quotas.peek(self._repository.id)
         room = quota.room
-        free = shutil.disk_usage(self._repository.path).free
+        free = quota.disk_room
         refused: dict[LfsObject, RepoError] = {}
         for wanted in objects:
-            size = on_disk(wanted.size)
+            size = lfs_object_size(wanted.size)
             if wanted.size > self._max:
                 refused[wanted] = TooLarge(f"LFS object too large: {wanted.size} bytes (max {self._max})")
             elif room is not None and size > room:
@@ -165,6 +164,7 @@ class LfsObjects:
         """Store an object as part of a larger write."""
         if not _OID.fullmatch(oid):
             raise LfsObjectNotFound(oid)
+        quota.check_disk()
         descriptor, temporary = await Threads.OBJECTS.run(self._begin)
         hashed = hashlib.sha256()
         size = 0
@@ -186,8 +186,10 @@ class LfsObjects:
                 await Threads.OBJECTS.run(put, pieces)
             if hashed.hexdigest() != oid:
                 raise LfsObjectMismatch(f"checksum mismatch: received {hashed.hexdigest()}, expected {oid}")
+            counted = lfs_object_size(size)
+            await quota.reserve(counted - size)
             if await Threads.OBJECTS.run(self._finish, descriptor, temporary, oid):
-                quota.lfs += on_disk(size)
+                quota.lfs += counted
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull from error

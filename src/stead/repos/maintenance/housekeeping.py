@@ -16,6 +16,7 @@ from stead.repos.errors import RepoDamaged
 from stead.repos.folders import folder_below
 from stead.repos.git import Git
 from stead.repos.repository import Repository
+from stead.shares import KeyedLimit
 from stead.tasks import SingleFlight
 
 MAX_PACKS = 50
@@ -27,7 +28,8 @@ BITMAP_FROM = 1 << 20
 ORPHANS_GRACE = 60.0
 """Seconds for git processes of a previous server to exit."""
 TIMEOUT = 3600.0
-_AT_ONCE = 1
+_AT_ONCE = 2
+"""Repacks and prunes, one of an account: the repositories of one do not keep those of others waiting."""
 _SPARE = 4 << 20
 _STALE_FILES = {
     (): r".*\.lock|packed-refs\.new|fast_import_crash_.*",
@@ -39,16 +41,19 @@ _STALE_FILES = {
 
 log = get_logger("stead.repos")
 
+AccountOf = Callable[[str], Awaitable[str | None]]
+"""The account that a repository belongs to, by its id; None if it was deleted."""
 Repacked = Callable[[str], Awaitable[object]]
 """Callback with the id of a repository whose size changed."""
 
 
 class Housekeeping:
-    def __init__(self, git: Git, repacked: Repacked) -> None:
+    def __init__(self, git: Git, account_of: AccountOf, repacked: Repacked) -> None:
         self._git = git
+        self._account_of = account_of
         self._repacked = repacked
-        self.slot = asyncio.Semaphore(_AT_ONCE)
-        """Limits concurrent background jobs with heavy disk writes."""
+        self.slots = KeyedLimit(_AT_ONCE, 1)
+        """Of background jobs with heavy disk writes, by account."""
         self._repacks = SingleFlight[None]()
 
     def schedule(self, repository: Repository, loose_refs: int = 0) -> asyncio.Task[None] | None:
@@ -58,7 +63,7 @@ class Housekeeping:
         return None
 
     async def _repack(self, repository: Repository) -> None:
-        async with self.slot:
+        async with self.slots.hold(await self._account_of(repository.id)):
             if not has_room(repository.path):
                 log.info("repack skipped: disk full", repo=repository.id)
                 return

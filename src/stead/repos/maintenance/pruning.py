@@ -19,9 +19,10 @@ from stead.repos.errors import DiskFull
 from stead.repos.folders import folder_below, names_in
 from stead.repos.git import GitFailed
 from stead.repos.git_messages import GitMessage
-from stead.repos.maintenance.housekeeping import TIMEOUT, has_room
+from stead.repos.maintenance.housekeeping import TIMEOUT, AccountOf, has_room
 from stead.repos.quotas import RepoQuotas, SupersededRef
 from stead.repos.repository import Repository
+from stead.shares import KeyedLimit
 from stead.store.repos import RepoRow, RepoStore
 from stead.supervision import repeat
 from stead.tasks import Threads
@@ -48,12 +49,14 @@ class Pruning:
         self,
         store: RepoStore,
         quotas: RepoQuotas,
-        slot: asyncio.Semaphore,
+        slots: KeyedLimit,
+        account_of: AccountOf,
         repository_of: Callable[[str], Repository],
     ) -> None:
         self._store = store
         self._quotas = quotas
-        self._slot = slot
+        self._slots = slots
+        self._account_of = account_of
         self._repository_of = repository_of
         self._rescheduled: set[str] = set()
 
@@ -101,7 +104,8 @@ class Pruning:
         Returns the seconds until the next objects expire; None if there are no unreachable objects.
         """
         git, path = repository.git, repository.path
-        async with self._slot:
+        account = await self._account_of(repository.id)
+        async with self._slots.hold(account):
             if not has_room(path):
                 raise DiskFull
             await Threads.TREES.run(_restore_expired, path)

@@ -5,7 +5,8 @@ import contextlib
 import itertools
 from collections.abc import Generator, Iterable, Iterator
 
-from stead.repos.errors import InvalidPath, TooLarge
+from stead.disk_marks import writable
+from stead.repos.errors import DiskFull, InvalidPath, TooLarge
 from stead.repos.fast_import import Author, quoted, signed
 from stead.repos.git import Finished, GitFailed, check_room
 from stead.repos.names import check_path
@@ -167,6 +168,8 @@ async def run_fast_import(repository: Repository, script: Iterator[bytes]) -> No
         try:
             with contextlib.suppress(ConnectionError):
                 while (batch := await Threads.PARSING.run(next, batches, None)) is not None:
+                    if not writable(repository.path):
+                        raise DiskFull
                     process.stdin.write(batch)
                     await process.stdin.drain()
             await process.close_input()

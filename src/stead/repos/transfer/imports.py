@@ -286,6 +286,7 @@ class Imports:
                 check_status(answer)
                 with await in_thread(path.open, "xb") as file:
                     async for piece in answer.pieces:
+                        quota.check_disk()
                         file.write(piece)
                 return answer.target.shown
 
@@ -314,16 +315,19 @@ def remotes_with_quota(guard: SsrfGuard, quota: QuotaReservation, most: int, tim
 
 
 def _download_limit(quota: QuotaReservation, most: int) -> int:
-    """The download limit with the remaining quota; the result is checked again later."""
-    return most if quota.room is None else min(most, quota.room + _OVERHEAD)
+    """The download limit with the remaining quota and disk; the result is checked again later."""
+    quota.check_disk()
+    room = most if quota.room is None else quota.room + _OVERHEAD
+    return min(most, room, quota.disk_room)
 
 
 @contextlib.contextmanager
 def _over_quota(quota: QuotaReservation, most: int) -> Iterator[None]:
-    """Converts TooLarge to QuotaExceeded if the quota was the limit."""
+    """Converts TooLarge to QuotaExceeded or DiskFull if that was the limit."""
+    limited = _download_limit(quota, most) < most
     try:
         yield
     except TooLarge as error:
-        if _download_limit(quota, most) < most:
+        if limited:
             raise quota.exceeded() from error
         raise

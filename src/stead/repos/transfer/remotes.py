@@ -5,7 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stead.repos.errors import InvalidRevision, ReferenceNotFound, RepoDamaged, RepoError, TooLarge
+from stead.disk_marks import writable
+from stead.repos.errors import (
+    DiskFull,
+    InvalidRevision,
+    ReferenceNotFound,
+    RepoDamaged,
+    RepoError,
+    TooLarge,
+)
 from stead.repos.folders import read_regular
 from stead.repos.git import Finished, check_room
 from stead.repos.git_messages import GitMessage
@@ -119,7 +127,7 @@ class Remotes:
     ) -> None:
         """`most_bytes` limits how much a repository may grow; `timeout` is in seconds.
 
-        `exceeded` makes the error if the limit is a quota.
+        `exceeded` makes the error if the limit is a quota, or the disk.
         """
         self._guard = guard
         self._most = most_bytes
@@ -236,7 +244,10 @@ class Remotes:
         try:
             while not running.done():
                 await asyncio.wait({running}, timeout=_CHECK_EVERY)
-                if await Threads.TREES.run(folder_size, repository.path) - before > self._most:
+                grown = await Threads.TREES.run(folder_size, repository.path) - before
+                if grown > 0 and not writable(repository.path):
+                    raise DiskFull
+                if grown > self._most:
                     if self._exceeded is not None:
                         raise self._exceeded()
                     raise TooLarge(f"{target.shown} too large (max {self._most >> 20} MiB)")

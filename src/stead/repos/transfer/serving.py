@@ -14,7 +14,7 @@ from pathlib import Path
 from stead.logs import get_logger
 from stead.repos.errors import DiskFull, RepoError, RepoNotFound, TooLarge
 from stead.repos.folders import folder_below, names_in
-from stead.repos.git import Finished, GitFailed, GitProcess, is_full
+from stead.repos.git import Finished, GitFailed, GitProcess
 from stead.repos.places import Work
 from stead.repos.quotas import QuotaExceeded, SupersededRef
 from stead.repos.repos import Repos
@@ -171,8 +171,6 @@ class IncomingPush:
             await self._quota.reserve_refs(self.commands.created)
             self._quota.superseded += self.commands.superseded
         await self._quota.reserve(of_pack)
-        if of_pack and is_full(self._path):
-            raise DiskFull
 
     @property
     def has_commands(self) -> bool:

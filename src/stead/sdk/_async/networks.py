@@ -72,7 +72,10 @@ class AsyncVpcs:
         await self._connection.call(request("DELETE", path, client.vpc_id, json={"sessionId": session}))
 
     async def set_peer(self, vpc: str, public_key: str, gateway: str) -> WireGuardPeer:
-        """Let a computer with a WireGuard key of its own join a VPC until the VM `gateway` is deleted."""
+        """Let a computer with a WireGuard key of its own join a VPC.
+
+        It ends when the VM `gateway` is deleted, or this API key is revoked.
+        """
         path = f"{_ROOT}/{{}}/wireguard/peers"
         vm, _ = await find_vm(self._connection, gateway)
         body = {"gatewayVmId": vm, "clientPublicKey": public_key}
