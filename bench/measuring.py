@@ -140,7 +140,8 @@ async def serving(settings: Settings, prefix: Sequence[str] = ()) -> AsyncIterat
     try:
         assert process.stdout is not None
         said = json.loads(await asyncio.wait_for(process.stdout.readline(), 120))
-        yield Served(process.pid, said["url"], said["key"], said["httpsUrl"])
+        key = Path(said["keyFile"]).read_text().strip()
+        yield Served(process.pid, said["url"], key, said["httpsUrl"])
     finally:
         if process.returncode is None:
             process.terminate()

@@ -20,6 +20,8 @@ log = get_logger("stead.files")
 _MAX_DESCRIPTORS = 1 << 20
 """Limit of the limit: some programs that Stead runs close every descriptor that they might have."""
 _CHUNK = 8 << 20
+_MAX_DEPTH = 1000
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o600) -> None:
@@ -151,10 +153,63 @@ def give_to(uid: int, *paths: Path) -> None:
 
 
 def give_tree_to(uid: int, folder: Path) -> None:
-    """Make a user the owner of a folder and all that is in it; the folder itself comes last."""
-    for root, folders, files in os.walk(folder, topdown=False):
-        give_to(uid, *(Path(root, name) for name in (*folders, *files)))
+    """Make a user the owner of a folder and all that is in it; the folder itself comes last.
+
+    Its owner may change it meanwhile. So folders are opened below open ones, no link is followed, and a file
+    of another user that has more than one name is refused: a hard link would give it away.
+    """
+    opened: list[_OpenFolder] = []
+    try:
+        opened.append(_OpenFolder(folder))
+        owner = os.fstat(opened[0].descriptor).st_uid
+        while opened:
+            if not opened[-1].names:
+                opened.pop().close()
+                continue
+            name = opened[-1].names.pop()
+            with contextlib.suppress(FileNotFoundError):
+                if _give_below(opened[-1].descriptor, name, uid, owner):
+                    if len(opened) > _MAX_DEPTH:
+                        raise OSError(errno.ELOOP, f"more than {_MAX_DEPTH} folders inside each other", name)
+                    opened.append(_OpenFolder(name, opened[-1].descriptor))
+    except OSError as error:
+        what = f"{error.filename} in {folder}"
+        raise HostError(f"cannot change the owner of {what}: {error.strerror}") from error
+    finally:
+        for each in opened:
+            each.close()
     give_to(uid, folder)
+
+
+class _OpenFolder:
+    """An open folder, and the names in it that are still to be visited."""
+
+    def __init__(self, name: str | Path, parent: int | None = None) -> None:
+        self.descriptor = os.open(name, _FOLDER, dir_fd=parent)
+        try:
+            self.names = os.listdir(self.descriptor)  # noqa: PTH208  # it has no path
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def _give_below(folder: int, name: str, uid: int, before: int) -> bool:
+    """Give a file in an open folder to a user; returns whether it is a folder."""
+    descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        facts = os.fstat(descriptor)
+        is_folder = stat.S_ISDIR(facts.st_mode)
+        if facts.st_uid != uid:
+            if facts.st_nlink > 1 and facts.st_uid != before and not is_folder:
+                raise OSError(errno.EMLINK, "it is of another user and has more than one name", name)
+            # Through the descriptor: the file that was examined, whatever has its name now.
+            os.chown(f"/proc/self/fd/{descriptor}", uid, uid)
+    finally:
+        os.close(descriptor)
+    return is_folder
 
 
 def raise_descriptor_limit() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpcore2
 
+from stead import landlock
 from stead.api import metrics, server
 from stead.api.background import failed
 from stead.api.dependencies import limit_sockets
@@ -146,7 +147,7 @@ async def open_installation(settings: Settings) -> AsyncIterator[Installation]:
     """Open an installation after crash recovery. Needs root."""
     zones = tuple(dict.fromkeys([*settings.zones, *settings.api_names, *settings.git_names]))
     with contextlib.closing(GitGroups(settings)) as groups:
-        confined = Confinement(settings.git_uids, groups.enter)
+        confined = Confinement(settings.git_uids, groups.enter, landlock.version())
         async with (
             _open_vms(settings) as opened,
             GuestResolver.running(

@@ -47,6 +47,7 @@ def spawn(
     folder: str | Path = "/",
     descriptors: Sequence[int] = (),
     errors: int | IO[Any],
+    standard_input: int = subprocess.DEVNULL,
 ) -> ProcessId | None:
     """Start a process in a session of its own, with standard error to `errors`; None when it ended at once.
 
@@ -55,7 +56,7 @@ def spawn(
     child = subprocess.Popen(
         arguments,
         pass_fds=descriptors,
-        stdin=subprocess.DEVNULL,
+        stdin=standard_input,
         stdout=subprocess.DEVNULL,
         stderr=errors,
         cwd=folder,

@@ -111,6 +111,19 @@ async def test_the_first_start_prints_the_url_and_a_key(settings: Settings, mach
         assert (call["path"], call["status"]) == ("/auth/v1/whoami", 200)
 
 
+async def test_the_first_key_is_not_printed_into_a_pipe(settings: Settings, machines: Machines) -> None:
+    """The log of a container is read by others, and kept."""
+    with other_settings(settings) as other:
+        async with serving(other, "--json", STEAD_LISTEN="127.0.0.1:0") as process:
+            line = await said(process, "\n")
+            first = json.loads(line)
+            key = (other.data / "first-api-key").read_text().strip()
+            assert first["key"] is None and first["keyFile"] == str(other.data / "first-api-key")
+            assert key not in line
+            await Shell(first["url"], key).run("whoami")
+            assert not any(key in each for each in await stop(process))
+
+
 async def test_log_level_error_logs_only_errors(settings: Settings, machines: Machines) -> None:
     (block,) = run_by(__file__, "docs/server.md")
     (command,) = commands(block.body)

@@ -31,6 +31,8 @@ SHARED = {
     "deadlines",
     "shares",
     "supervision",
+    "landlock",
+    "launcher",
 }
 """Modules that every package of the server may import."""
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stead.launcher import Launch
 from stead.repos.git import SETTINGS, Git, subcommand
 from support.waiting import until
 
@@ -40,9 +41,13 @@ def test_subcommand_is_the_first_argument_after_the_global_options(
 def test_only_ref_writers_survive_the_server(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """Other git commands get the parent-death signal, even if a search names a ref-writing subcommand."""
     git = Git(tmp_path / "config")
-    assert "--pdeathsig=TERM" in git.command(*arguments, uid=SERVER_USER)
-    assert "--pdeathsig=TERM" not in git.command(*UPDATE, uid=SERVER_USER)
-    assert "--pdeathsig=TERM" not in git.command("-c", "a.b=c", "receive-pack", "/r", uid=SERVER_USER)
+
+    def ends_with_the_server(*arguments: str) -> bool:
+        return "--pdeathsig=TERM" in git.command(Launch(["git", *arguments]), SERVER_USER)
+
+    assert ends_with_the_server(*arguments)
+    assert not ends_with_the_server(*UPDATE)
+    assert not ends_with_the_server("-c", "a.b=c", "receive-pack", "/r")
 
 
 async def test_only_ref_writers_are_left_running_at_the_next_start(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ import contextlib
 import os
 import stat
 import struct
-import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest_asyncio
 
 from stead.errors import HostError, StartFailed
 from stead.host import cgroups, disks, qcow2
-from stead.host.cgroups import ControlGroups, Hierarchy
+from stead.host.cgroups import ControlGroups, Hierarchy, VmGroup
 from stead.host.disk_process import disk_process
 from stead.host.layer_files import LayerFiles
 from stead.host.qemu import OpenLayer
@@ -23,12 +22,13 @@ from stead.host.quarantine import Quarantine
 from stead.host.sandbox import Sandbox
 from stead.host.vm import running_machines
 from stead.machines import Machine, Machines
-from stead.processes import WatchedProcess
-from stead.settings import Settings
+from stead.processes import ProcessId, WatchedProcess, of_user
+from stead.settings import Settings, Size
 from support.guests import sh
 from support.layers_on_disk import Bottom
 from support.waiting import until
 
+CGROUPS = Path("/sys/fs/cgroup")
 EXTERNAL_DATA = 1 << 2
 DATA_FILE_NAME = 0x44415441
 
@@ -181,9 +181,11 @@ async def test_a_layer_that_it_still_can_write_is_not_the_one_that_others_get(at
 def writable_descriptor(qemu: BrokenQemu, path: Path) -> int:
     process = Path(f"/proc/{qemu.watched.identity.pid}")
     for each in (process / "fd").iterdir():
-        flags = int((process / "fdinfo" / each.name).read_text().split()[3], 8)
-        if each.readlink() == path and flags & os.O_ACCMODE == os.O_RDWR:
-            return int(each.name)
+        # Its launcher may be loading libraries yet.
+        with contextlib.suppress(FileNotFoundError):
+            flags = int((process / "fdinfo" / each.name).read_text().split()[3], 8)
+            if each.readlink() == path and flags & os.O_ACCMODE == os.O_RDWR:
+                return int(each.name)
     raise AssertionError(f"{path} is not open for writing")
 
 
@@ -269,23 +271,88 @@ async def test_its_folder_is_roots(settings: Settings, machine: Machine) -> None
 # Resource limits
 
 
-def test_a_vm_without_limits_is_refused_where_the_host_has_them(root: None, tmp_path: Path) -> None:
-    hierarchy = cgroups.detect()
-    if "memory" not in hierarchy.controllers:
-        pytest.skip("this host has no memory control groups")
-    settings = Settings(data=tmp_path)
-    groups = ControlGroups(settings)
-    with subprocess.Popen(["sleep", "600"]) as sleeper:
+@contextlib.contextmanager
+def prepared(settings: Settings, hierarchy: Hierarchy, root: Path) -> Iterator[VmGroup]:
+    groups = ControlGroups(settings, hierarchy, root)
+    with contextlib.ExitStack() as opened:
         try:
-            groups.prepare("vm", settings.default_size)
-            groups.add("vm", sleeper.pid)
-            with pytest.raises(HostError, match="cannot limit the resources of VM other"):
-                groups.add("other", sleeper.pid)
+            group = groups.prepare("vm", settings.default_size, opened)
+            assert group is not None
+            yield group
         finally:
-            sleeper.kill()
-            sleeper.wait()
             groups.release("vm")
             groups.remove()
+
+
+FIRST_WORDS = 'cat /proc/self/cgroup >&2; ls -l /proc/self/fd >&2; read -r line; echo "read: $line" >&2'
+
+
+async def test_a_program_is_in_the_group_of_its_vm_from_its_first_instruction_on(attack: Attack) -> None:
+    """What it allocates before stays with the group of the server."""
+    hierarchy = cgroups.detect()
+    if hierarchy.version != 1 or "memory" not in hierarchy.controllers:
+        pytest.skip("this host has no control groups of version 1")
+    printed = attack.settings.data / "printed"
+    with prepared(attack.settings, hierarchy, CGROUPS) as group, printed.open("ab") as errors:
+        process = await attack.sandbox.spawn(
+            ["sh", "-c", FIRST_WORDS], uid=attack.uid, errors=errors, group=group
+        )
+        await ended(process)
+        lines = printed.read_text().splitlines()
+        entered = [
+            line.split(":")[1] for line in lines if line.endswith(f"/stead-{attack.settings.instance}/vm")
+        ]
+        assert sorted(entered) == sorted(hierarchy.controllers)
+        # The folder of the groups is not open any more.
+        assert [line for line in lines if "cgroup" in line.partition("->")[2]] == []
+        assert lines[-1] == "read: "
+
+
+async def test_a_vm_without_limits_is_refused_where_the_host_has_them(attack: Attack) -> None:
+    hierarchy = cgroups.detect()
+    if hierarchy.version != 1 or "memory" not in hierarchy.controllers:
+        pytest.skip("this host has no control groups of version 1")
+    printed = attack.settings.data / "printed"
+    with prepared(attack.settings, hierarchy, CGROUPS) as group, printed.open("ab") as errors:
+        (CGROUPS / group.folders[0]).rmdir()
+        process = await attack.sandbox.spawn(
+            ["sh", "-c", "echo ran >&2"], uid=attack.uid, errors=errors, group=group
+        )
+        await ended(process)
+    assert "vm/tasks: " in printed.read_text() and "ran" not in printed.read_text()
+
+
+async def test_a_process_is_moved_into_a_group_of_version_2(attack: Attack) -> None:
+    """Without controllers, which may all be in use by version 1."""
+    root = next(
+        (each for each in (CGROUPS, CGROUPS / "unified") if (each / "cgroup.controllers").exists()), None
+    )
+    if root is None:
+        pytest.skip("this host has no control groups of version 2")
+    printed = attack.settings.data / "printed"
+    with prepared(attack.settings, Hierarchy(2, ()), root) as group, printed.open("ab") as errors:
+        descriptors = os.pipe()
+        process = await attack.sandbox.spawn(
+            ["bash", "-c", f"read -ru {descriptors[0]}; cat /proc/self/cgroup >&2"],
+            uid=attack.uid,
+            descriptors=descriptors[:1],
+            errors=errors,
+            group=group,
+        )
+        for each in descriptors:
+            os.close(each)
+        await ended(process)
+        assert f"0::/stead-{attack.settings.instance}/vm\n" in printed.read_text()
+        (root / group.folders[0]).rmdir()
+        with pytest.raises(HostError, match="cannot limit the resources of VM vm"):
+            await attack.sandbox.spawn(["sleep", "600"], uid=attack.uid, errors=errors, group=group)
+    assert list(of_user(attack.uid)) == []
+
+
+async def ended(process: ProcessId | None) -> None:
+    if process is not None:
+        with contextlib.suppress(ProcessLookupError):
+            await WatchedProcess(process).wait()
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -296,12 +363,12 @@ def test_a_host_without_usable_groups_is_reported_once(
     settings = Settings(data=tmp_path, require_cgroups=required)
     groups = ControlGroups(settings, Hierarchy(1, ("memory", "pids", "cpu")), Path("/sys/kernel"))
     for _ in range(2):
-        if required:
-            with pytest.raises(HostError, match="STEAD_REQUIRE_CGROUPS"):
-                groups.prepare("vm", settings.default_size)
-        else:
-            groups.prepare("vm", settings.default_size)
-            groups.add("vm", 1)
+        with contextlib.ExitStack() as opened:
+            if required:
+                with pytest.raises(HostError, match="STEAD_REQUIRE_CGROUPS"):
+                    groups.prepare("vm", settings.default_size, opened)
+            else:
+                assert groups.prepare("vm", settings.default_size, opened) is None
     said = [record.getMessage() for record in caplog.records if "resource limits" in record.getMessage()]
     assert len(said) == (0 if required else 1)
 
@@ -309,12 +376,21 @@ def test_a_host_without_usable_groups_is_reported_once(
 async def test_a_vm_that_gets_no_group_does_not_run(
     machines: Machines, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: ControlGroups, machine: str, pid: int) -> None:
-        raise HostError(f"cannot limit the resources of VM {machine}: no")
+    if not cgroups.detect().version:
+        pytest.skip("this host has no control groups")
+    prepare = ControlGroups.prepare
+
+    def remove_too_early(
+        self: ControlGroups, machine: str, size: Size, opened: contextlib.ExitStack
+    ) -> VmGroup | None:
+        group = prepare(self, machine, size, opened)
+        if group is not None:
+            (CGROUPS / group.folders[0]).rmdir()
+        return group
 
     before = set(running_machines(settings))
     with monkeypatch.context() as patch:
-        patch.setattr(ControlGroups, "add", refuse)
-        with pytest.raises(StartFailed, match="cannot limit the resources"):
+        patch.setattr(ControlGroups, "prepare", remove_too_early)
+        with pytest.raises(StartFailed, match=r"cannot limit the resources|vm/tasks|tasks: "):
             await machines.create()
     assert set(running_machines(settings)) == before

@@ -6,6 +6,8 @@ import contextlib
 import gzip
 import io
 import os
+import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -16,9 +18,13 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from stead.host.cgroups import detect
+from stead import landlock
+from stead.errors import HostError
+from stead.files import give_tree_to
+from stead.host.cgroups import Hierarchy, detect
 from stead.host.commands import run
 from stead.host.git_groups import GitGroups
+from stead.launcher import Launch
 from stead.processes import command_lines, environments
 from stead.repos.committing import Change, commit
 from stead.repos.confinement import Confinement
@@ -398,7 +404,7 @@ async def test_git_of_one_account_cannot_read_repositories_of_another(confined: 
 
 async def test_users_of_git_are_kept_and_repositories_of_one_user_are_divided(open_folder: Path) -> None:
     """An earlier version had one user for all accounts."""
-    async with open_hosting(open_folder, range(UIDS.stop, UIDS.stop + 1)) as before:
+    async with open_hosting(open_folder, range(UIDS.stop, UIDS.stop + 2)) as before:
         ours, theirs = await _of(before, before.ours), await _of(before, before.theirs)
         sha = (await commit(theirs, [Change("a", b"a")], "one")).sha
         assert ours.path.stat().st_uid == theirs.path.stat().st_uid
@@ -413,20 +419,135 @@ async def test_users_of_git_are_kept_and_repositories_of_one_user_are_divided(op
 
 
 @pytest.mark.parametrize("prefork", [False, True])
-async def test_git_has_no_network(confined: RepoHosting, prefork: bool) -> None:
+async def test_git_has_no_network(open_folder: Path, prefork: bool) -> None:
+    async with open_hosting(open_folder, UIDS, landlocked=False) as confined:
+        await _check_network(confined, prefork)
+
+
+async def _check_network(confined: RepoHosting, prefork: bool) -> None:
     repository = await _of(confined, confined.ours)
     interfaces = "-c", "alias.interfaces=!tail -n +3 /proc/net/dev; id -u", "interfaces"
     uid = repository.path.stat().st_uid
     if prefork:
-        await repository.run("version")
-        pool = confined.repos.git._launchers[uid, False]
-        await until(lambda: pool._ready, LIMIT)
+        await _until_launchers_wait(confined, repository)
     printed = (await repository.run(*interfaces)).decode().split()
     assert [word for word in printed if word.endswith(":")] == ["lo:"]
     assert printed[-1] == str(uid)
     dialled = await repository.finish(*interfaces, network=True)
     host_interfaces = Path("/proc/net/dev").read_text().splitlines()[2:]
     assert len(dialled.stdout.decode().splitlines()) == len(host_interfaces) + 1
+
+
+async def _until_launchers_wait(hosting: RepoHosting, repository: Repository) -> None:
+    await repository.run("version")
+    pool = hosting.repos.git._launchers[repository.path.stat().st_uid, False]
+    await until(lambda: pool._ready, LIMIT)
+
+
+HOSTILE = """
+attempt() { "$@" > /dev/null 2> errors && echo "$*"; cat errors >&2; }
+attempt cat "$GIT_DIR/HEAD"
+attempt sh -c 'echo made > new && mv new objects/moved && rm objects/moved'
+attempt cat "$OPEN"
+attempt cat "$OTHER/HEAD"
+attempt ls "$OTHER"
+attempt cat /proc/self/status
+attempt cat /proc/1/cmdline
+attempt ls /proc
+attempt ls /run
+attempt ls /tmp
+attempt cat /etc/passwd
+attempt ls /
+attempt ln -s /etc/passwd link
+attempt mkfifo pipe
+attempt sh -c 'cp /bin/true run && chmod +x run && ./run'
+rm -f run
+"""
+
+
+@pytest.mark.parametrize("launched", ["directly", "by a waiting launcher", "with network"])
+async def test_git_can_use_its_own_repository_alone(confined: RepoHosting, launched: str) -> None:
+    """A program in git's place, with the paths of files that all users may read."""
+    if not landlock.version():
+        pytest.skip("this kernel has no Landlock")
+    ours = await _of(confined, confined.ours)
+    # Of the same account, so that the user of git is the same.
+    other = await _of(confined, confined.ours)
+    assert other.path.stat().st_uid == ours.path.stat().st_uid
+    public = confined.folder / "public"
+    public.write_text("secret")
+    public.chmod(0o644)
+    if launched == "by a waiting launcher":
+        await _until_launchers_wait(confined, ours)
+    finished = await ours.finish(
+        *("-c", f"alias.hostile=!cd $GIT_DIR; {HOSTILE}", "hostile"),
+        env={"OPEN": str(public), "OTHER": str(other.path)},
+        network=launched == "with network",
+    )
+    possible = finished.stdout.decode().splitlines()
+    assert possible == [
+        f"cat {ours.path}/HEAD",
+        "sh -c echo made > new && mv new objects/moved && rm objects/moved",
+    ]
+    assert finished.stderr.count("Permission denied") == 13
+    (ours.path / "errors").unlink()
+
+
+async def test_git_without_landlock_works_as_before(open_folder: Path) -> None:
+    async with open_hosting(open_folder, UIDS, landlocked=False) as hosting:
+        repository = await _of(hosting, hosting.ours)
+        printed = await repository.run("-c", "alias.run=!ls /run > /dev/null && echo seen", "run")
+        assert printed == b"seen\n"
+
+
+async def test_git_does_not_start_if_its_files_cannot_be_limited(confined: RepoHosting) -> None:
+    repository = await _of(confined, confined.ours)
+    # Rights that no kernel knows.
+    confined.repos.git._common_rules = ("landlock=18446744073709551615",)
+    refused = await repository.finish("version")
+    assert (refused.status, refused.stdout) == (127, b"")
+    assert "cannot make a Landlock ruleset" in refused.stderr
+
+
+async def test_no_account_has_the_user_of_git_without_a_repository(confined: RepoHosting) -> None:
+    ours = await _of(confined, confined.ours)
+    assert ours.path.stat().st_uid == UIDS[1]
+    git = confined.repos.git
+    # A program in git's place would read the repositories of the first account.
+    printed = await git.run(None, "-c", f"alias.user=!id -u; cat {ours.path}/HEAD || true", "user")
+    assert printed.decode().split() == [str(UIDS[0])]
+    os.chown(ours.path, UIDS.stop, UIDS.stop)
+    with pytest.raises(RepoDamaged, match=f"user {UIDS.stop}, is not a user of git"):
+        await ours.finish("version")
+    os.chown(ours.path, UIDS[1], UIDS[1])
+
+
+async def test_repositories_of_the_first_user_get_another(open_folder: Path) -> None:
+    """An earlier version gave the first user to an account."""
+    async with open_hosting(open_folder, UIDS) as before:
+        ours = await _of(before, before.ours)
+        sha = (await commit(ours, [Change("a", b"a")], "one")).sha
+    give_tree_to(UIDS[0], ours.path)
+    async with open_hosting(open_folder, UIDS) as after:
+        assert {path.lstat().st_uid for path in (ours.path, *ours.path.rglob("*"))} == {UIDS[1]}
+        assert await after.repos.repository(ours.id).resolve("main") == sha
+
+
+async def test_a_repository_that_cannot_be_given_to_its_user_is_not_used(
+    open_folder: Path, foreign: Path
+) -> None:
+    async with open_hosting(open_folder, UIDS) as before:
+        ours, theirs = await _of(before, before.ours), await _of(before, before.theirs)
+    give_tree_to(UIDS[0], ours.path)
+    (ours.path / "hard").hardlink_to(foreign / "file0")
+    async with open_hosting(open_folder, UIDS) as after:
+        with pytest.raises(RepoDamaged, match="not a user of git"):
+            await after.repos.repository(ours.id).branches()
+        assert await after.repos.repository(theirs.id).branches() == []
+        assert (foreign / "file0").stat().st_uid == 0
+        (ours.path / "hard").unlink()
+    async with open_hosting(open_folder, UIDS) as mended:
+        assert await mended.repos.repository(ours.id).branches() == []
 
 
 def group_limits(group: str) -> dict[str, str]:
@@ -453,16 +574,94 @@ async def test_git_has_the_limits_of_its_account(open_folder: Path) -> None:
         assert int(limits.get("memory", 1)) <= memory // 4
         assert limits.get("pids", "512") == "512"
         assert limits.get("cpu", "100") in ("100", "1024"), "the default weight: an equal share"
-        confined = Confinement(UIDS, groups.enter)
-        git = Git(open_folder / "config", confined)
-        assert git.command("version", uid=UIDS.start)[: len(prefix)] == list(prefix)
+        git = Git(open_folder / "config", Confinement(UIDS, groups.enter))
+        assert git.command(Launch(["git", "version"]), UIDS.start)[: len(prefix)] == list(prefix)
         await git.close()
     finally:
         groups.close()
     assert list(Path("/sys/fs/cgroup").glob(f"*/stead-{settings.instance}-git")) == []
 
 
+async def test_a_group_of_git_that_was_removed_is_made_again(open_folder: Path) -> None:
+    groups = GitGroups(Settings(data=open_folder))
+    try:
+        prefix = groups.enter(UIDS.start)
+        if not prefix:
+            pytest.skip("cgroups are not writable")
+        files = [Path(word) for word in prefix if word.endswith("/cgroup.procs")]
+        for file in files:
+            file.parent.rmdir()
+        # A launcher that was about to join it does not run without limits.
+        with pytest.raises(HostError, match=r"cgroup\.procs"):
+            await run(*prefix, "echo", "unlimited")
+        inside = await run(*groups.enter(UIDS.start), "cat", "/proc/self/cgroup")
+        assert inside.stdout.decode().count(f"-git/{UIDS.start}\n") == len(files)
+        for file in files:
+            limits = {each.name: each.read_text().strip() for each in file.parent.glob("*.max")}
+            assert limits.get("pids.max", "512") == "512"
+    finally:
+        groups.close()
+
+
+def test_a_group_of_git_that_cannot_be_made_is_tried_again(tmp_path: Path) -> None:
+    """With files in place of cgroups: the kernel's do not fail on demand."""
+    groups = GitGroups(Settings(data=tmp_path), Hierarchy(1, ("pids",)), tmp_path)
+    (tmp_path / "pids").write_text("not a folder")
+    assert groups.enter(1) == groups.enter(1) == []
+    (tmp_path / "pids").unlink()
+    assert str(tmp_path / "pids") in " ".join(groups.enter(1))
+
+
 # Links in repositories, as someone who broke git could make them
+
+
+@pytest.fixture
+def foreign(open_folder: Path) -> Path:
+    """A folder of root with a file, beside the tree of somebody else."""
+    (open_folder / "tree" / "inner").mkdir(parents=True)
+    (open_folder / "foreign").mkdir()
+    for number in range(20):
+        for folder in ("foreign", "tree/inner"):
+            (open_folder / folder / f"file{number}").write_text("x")
+    return open_folder / "foreign"
+
+
+def test_links_in_a_tree_give_no_file_of_others_away(foreign: Path) -> None:
+    tree = foreign.parent / "tree"
+    (tree / "inner" / "folder").symlink_to(foreign)
+    (tree / "inner" / "file").symlink_to(foreign / "file0")
+    give_tree_to(UIDS.start, tree)
+    assert {path.lstat().st_uid for path in (tree, *tree.rglob("*"))} == {UIDS.start}
+    assert {path.lstat().st_uid for path in (foreign, *foreign.iterdir())} == {0}
+    (tree / "inner" / "hard").hardlink_to(foreign / "file0")
+    with pytest.raises(HostError, match=r"hard in .*more than one name"):
+        give_tree_to(UIDS.start + 1, tree)
+    assert (foreign / "file0").stat().st_uid == 0
+
+
+SWAP = """
+import ctypes, sys
+libc, exchange = ctypes.CDLL(None), 2
+print("swapping", flush=True)
+while True:
+    libc.renameat2(-100, sys.argv[1].encode(), -100, sys.argv[2].encode(), exchange)
+"""
+
+
+def test_a_folder_that_is_swapped_for_a_link_gives_no_file_of_others_away(foreign: Path) -> None:
+    tree = foreign.parent / "tree"
+    (tree / "link").symlink_to(foreign)
+    program = [sys.executable, "-c", SWAP, str(tree / "inner"), str(tree / "link")]
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as swapping:
+        try:
+            assert swapping.stdout is not None and swapping.stdout.readline()
+            for attempt in range(300):
+                # A swap in the middle may be an error.
+                with contextlib.suppress(HostError):
+                    give_tree_to(UIDS[attempt % 2], tree)
+        finally:
+            swapping.kill()
+    assert {path.lstat().st_uid for path in (foreign, *foreign.iterdir())} == {0}
 
 
 async def test_lfs_objects_are_not_written_through_links(hosting: RepoHosting, tmp_path: Path) -> None:

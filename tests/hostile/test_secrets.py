@@ -1,6 +1,7 @@
 """Secrets stay where they belong: not in a copy of the database, the journal, the log or a process list."""
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -19,6 +20,10 @@ from stead.installation import open_machines
 from stead.machines import Machines
 from stead.machines.states import State
 from stead.settings import Settings
+from stead.store.database import seal_secrets
+from stead.store.sealing import SealingError, SealingKeys
+from support.databases import migrate
+from support.documents import commands, run_by
 from support.domain_calls import calling
 from support.fake_api import FakeApi, fake_api
 from support.installations import delete_all, other_settings
@@ -125,6 +130,74 @@ def test_keys_of_secrets_are_rotated_and_forgotten(without_server: Settings, tmp
     assert "forgot github_apps.private_key" in forgotten.stdout, forgotten.stderr
     assert sealed(without_server) == []
     assert "stead github connect" in forgotten.stderr
+
+
+def test_no_file_has_a_secret_in_clear_after_an_upgrade(without_server: Settings, tmp_path: Path) -> None:
+    """The copy from before the migration is sealed too, and has a way back to the earlier release."""
+    key, data = tmp_path / "etc" / "key", without_server.data
+    data.mkdir()
+    migrate(data / "stead.db", "0023")
+    with contextlib.closing(sqlite3.connect(data / "stead.db")) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("INSERT INTO installation VALUES ('0123456789abcdef')")
+        connection.execute("INSERT INTO accounts (id, name, created_at) VALUES ('a', 'default', 1)")
+        connection.execute(
+            "INSERT INTO github_apps SELECT id, '7', 'the PEM', 'the hook', 'u', 'a', 1 FROM accounts"
+        )
+        connection.commit()
+        # In pages that are free now.
+        connection.execute(
+            "CREATE TABLE freed AS SELECT 'the PEM' || hex(randomblob(100)) FROM alembic_version"
+        )
+        connection.execute("DROP TABLE freed")
+        connection.commit()
+    (data / ".stead.db.0022.new").write_bytes(b"the PEM of a start that was killed")
+    assert "the PEM" in contents(data)
+    shown = stead("github", "show", "--json", settings=without_server, STEAD_SEALING_KEY=str(key))
+    assert json.loads(shown.stdout)["app_id"] == "7", shown.stderr
+    copy = data / "stead.db.0023"
+    assert copy.exists()
+    assert "the PEM" not in contents(data) and "the hook" not in contents(data)
+
+    (block,) = run_by(__file__, "docs/operate.md")
+    unseal, *move = (each.line.replace("/var/lib/stead", str(data)) for each in commands(block.body))
+    words = unseal.split()
+    assert words == ["stead", "secrets", "unseal", str(copy)]
+    unsealed = secrets(without_server, *words[2:], key=key)
+    assert unsealed.stdout == f"2 secrets are in clear in {copy}\n", unsealed.stderr
+    with contextlib.closing(sqlite3.connect(copy)) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0023",)]
+        assert connection.execute("SELECT private_key, webhook_secret FROM github_apps").fetchall() == [
+            ("the PEM", "the hook")
+        ]
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    # The database of this release is left alone, and what is no database is refused.
+    assert "nothing to unseal" in secrets(without_server, "unseal", str(data / "stead.db"), key=key).stdout
+    assert "the PEM" not in (data / "stead.db").read_bytes().decode(errors="replace")
+    assert "there is no database" in secrets(without_server, "unseal", str(data / "none"), key=key).stderr
+
+    # With the copy in its place, the upgrade is repeated.
+    for line in move:
+        subprocess.run(line.split(), check=True)
+    assert not copy.exists()
+    shown = stead("github", "show", "--json", settings=without_server, STEAD_SEALING_KEY=str(key))
+    assert json.loads(shown.stdout)["app_id"] == "7", shown.stderr
+    assert "the PEM" not in contents(data)
+
+
+def test_a_copy_that_cannot_be_sealed_is_named(without_server: Settings, tmp_path: Path) -> None:
+    key = str(tmp_path / "key")
+    assert stead("keys", "create", settings=without_server, STEAD_SEALING_KEY=key).returncode == 0
+    copy = without_server.data / "stead.db.0022"
+    copy.write_bytes(b"no database, but it may hold secrets" * 100)
+    with pytest.raises(SealingError, match=r"stead\.db\.0022 may hold secrets in clear: remove it"):
+        seal_secrets(without_server.data / "stead.db", SealingKeys([Path(key)]))
+    assert stead("keys", "list", settings=without_server, STEAD_SEALING_KEY=key).returncode == 0
+
+
+def contents(folder: Path) -> str:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return "".join(path.read_bytes().decode(errors="replace") for path in files)
 
 
 # Tokens of identities

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from stead import addresses
+from stead import addresses, landlock
 from stead.edge.names import GuestResolver
+from stead.errors import HostError
 from stead.host import network, resolvers
+from stead.host.commands import run
 from stead.processes import of_user
 from stead.settings import Settings
 from stead.tasks import in_background
@@ -221,6 +223,19 @@ async def test_dnsmasq_runs_as_its_own_user_and_is_restarted(
 
 
 @pytest.mark.usefixtures("resolver")
+async def test_a_program_in_the_place_of_dnsmasq_reads_the_files_of_dnsmasq_alone(
+    two_vms: NetworkWithTwoVms, resolver: GuestResolver
+) -> None:
+    if not landlock.version():
+        pytest.skip("this kernel has no Landlock")
+    arguments = resolver._command().arguments
+    prefix = arguments[: arguments.index("dnsmasq")]
+    assert (await run(*prefix, "cat", resolver._folder / "servers")).stdout.startswith(b"nameserver")
+    for command_line in (["ls", "/run"], ["cat", "/etc/hosts"], ["cat", "/proc/1/status"], ["ls", "/"]):
+        with pytest.raises(HostError, match="Permission denied"):
+            await run(*prefix, *command_line)
+
+
 async def test_queries_of_one_vm_are_limited(two_vms: NetworkWithTwoVms) -> None:
     sent = 5000
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -14,13 +15,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from stead import addresses
+from stead import addresses, landlock
 from stead.errors import HostError
 from stead.host import network as host_network
+from stead.host.commands import run
 from stead.host.interface import Nic, Peer, PrivateNetwork, VmSlot, WireGuardTunnel
 from stead.host.namespaces import namespace_of
 from stead.host.network import Network
-from stead.host.wireguard import _is_bound
+from stead.host.taps import NO_PACKET_INFORMATION, TUN
+from stead.host.wireguard import _is_bound, _program, _socket_of
 from stead.networks.tunnels import TunnelSession, _new_keys
 from stead.settings import Settings
 from support.laptop import Laptop, laptop, session_into, written
@@ -236,10 +239,53 @@ async def test_the_tunnel_is_the_work_of_a_user_without_rights(vpc_laptop: VpcWi
     user = str(vpc_laptop.settings.tunnel_uid(1))
     assert facts["Uid"] == facts["Gid"] == [user] * 4
     assert set(facts["Groups"]) <= {user}
-    net_admin = 1 << 12
-    for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb"):
-        assert int(facts[name][0], 16) == net_admin, name
-    assert facts["NoNewPrivs"] == ["1"]
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(facts[name][0], 16) == 0, name
+    assert (facts["NoNewPrivs"], facts["Seccomp"]) == (["1"], ["2"])
+    namespace = f"stead-{vpc_laptop.settings.instance}-1"
+    (link,) = json.loads(ip("-n", namespace, "-json", "link", "show", vpc_laptop.interface))
+    assert link["mtu"] == 1420
+
+
+_SET_MTU = "socket(S, 2, 2, 0); my $link = pack(q(a16ix20), $ARGV[0], 576); ioctl(S, 0x8922, $link) or exit 1"
+
+
+async def test_a_program_in_the_place_of_the_tunnel_can_change_nothing(
+    root: None, tmp_path: Path, open_folder: Path
+) -> None:
+    """With its user, its capabilities, its descriptors and its filter, in the network of the host."""
+    (open_folder / "public").write_text("secret")
+    (open_folder / "public").chmod(0o644)
+    settings = Settings(data=tmp_path)
+    name = addresses.wireguard_link(settings.instance, 9)
+    command = _program(name, settings.tunnel_uid(9), 51820, TUN | NO_PACKET_INFORMATION)
+    program = list(command.arguments)
+    assert program[-3:] == ["wireguard-go", "-f", name]
+    try:
+        attempts = f"""
+attempt() {{ said=$("$@" 2>&1) && echo "$*"; }}
+attempt ip link show {name}
+attempt nft list ruleset
+attempt nft add table inet stead_probe
+attempt ip link set {name} up
+attempt ip link set lo mtu 9000
+attempt ip route add blackhole 198.51.100.7/32
+attempt perl -e '{_SET_MTU}' {name}
+true
+"""
+        done = await run(*program[:-3], "bash", "-c", attempts)
+        possible = [f"ip link show {name}", f"perl -e {_SET_MTU} {name}"]
+        assert done.stdout.decode().splitlines() == possible
+        (link,) = json.loads(ip("-json", "link", "show", name))
+        assert (link["mtu"], "UP" in link["flags"]) == (1420, False)
+        if landlock.version():
+            for command_line in (["cat", open_folder / "public"], ["ls", "/run"], ["cat", "/proc/1/status"]):
+                with pytest.raises(HostError, match="Permission denied"):
+                    await run(*program[:-3], *command_line)
+    finally:
+        for descriptor in command.handed_over:
+            os.close(descriptor)
+        _socket_of(name).unlink()
 
 
 async def test_a_deleted_vpc_leaves_no_tunnel(vpc_laptop: VpcWithLaptop) -> None:

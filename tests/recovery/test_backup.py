@@ -73,7 +73,7 @@ async def test_backup_is_restored_in_a_rehearsal_and_all_is_removed(
         root = Administrator(shell, parent.data, ports)
         try:
             await root.type("systemctl start stead")
-            await root.type("export STEAD_API_KEY=$(jq -r .key said)")
+            await root.type('export STEAD_API_KEY=$(cat "$(jq -r .keyFile said)")')
             await root.type("stead vm create --name worker --exec 'echo kept > /dev/shm/note'")
             await root.type("stead vm snapshot worker --name ready")
             await root.type("stead git create --name site && stead git clone site first")

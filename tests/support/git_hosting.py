@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stead import landlock
 from stead.api.server import running
 from stead.host.commands import run
 from stead.identity.accounts import Accounts
@@ -68,9 +69,12 @@ class RepoHosting:
 
 
 @contextlib.asynccontextmanager
-async def open_hosting(folder: Path, uids: range | None = None, **changes: Any) -> AsyncIterator[RepoHosting]:
-    """With `uids`, git runs as one of these users for each account."""
-    confined = None if uids is None else Confinement(uids)
+async def open_hosting(
+    folder: Path, uids: range | None = None, *, landlocked: bool = True, **changes: Any
+) -> AsyncIterator[RepoHosting]:
+    """With `uids`, git runs as one of these users for each account and, `landlocked`, without other files."""
+    version = landlock.version() if landlocked else 0
+    confined = None if uids is None else Confinement(uids, landlock=version)
     await put_database(folder / "stead.db")
     settings = Settings(data=folder, **changes)
     database = await open_database_of(folder, SealingKeys(settings.sealing_key_files))

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -33,7 +34,7 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 async def start(settings: Settings, **more: str) -> tuple[Process, dict[str, Any]]:
-    """A server that answers, and what it said of itself. `more` are variables of it."""
+    """A server that answers, and what it said of itself, with the first key. `more` are variables of it."""
     process = await asyncio.create_subprocess_exec(
         PROGRAM,
         "serve",
@@ -44,6 +45,9 @@ async def start(settings: Settings, **more: str) -> tuple[Process, dict[str, Any
     )
     assert process.stdout is not None
     said = json.loads(await asyncio.wait_for(process.stdout.readline(), 300))
+    assert said["key"] is None
+    if said["keyFile"] is not None:
+        said["key"] = Path(said["keyFile"]).read_text().strip()
     return process, said
 
 

@@ -268,11 +268,13 @@ def test_the_io_of_a_vm_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     settings = Settings(data=tmp_path / "data", vm_io_mib=100)
     base = root / f"stead-{settings.instance}"
     groups = ControlGroups(settings, Hierarchy(2, ("memory", "pids", "cpu")), root)
-    groups.prepare("vm", Size(1, 512, 20))
+    with contextlib.ExitStack() as opened:
+        groups.prepare("vm", Size(1, 512, 20), opened)
     assert (base / "vm" / "io.max").read_text() == "8:0 rbps=104857600 wbps=104857600"
     assert (base / "vm" / "memory.max").exists()
     unlimited = ControlGroups(settings.replace(vm_io_mib=0), Hierarchy(2, ("memory",)), root)
-    unlimited.prepare("other", Size(1, 512, 20))
+    with contextlib.ExitStack() as opened:
+        unlimited.prepare("other", Size(1, 512, 20), opened)
     assert not (base / "other" / "io.max").exists()
 
 

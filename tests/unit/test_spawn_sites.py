@@ -10,7 +10,7 @@ REASONS = {
     "processes.py": "`spawn`: QEMU and supervised processes, collected through a pidfd",
     "host/commands.py": "`run`: every command that is awaited, with a deadline and its process group killed",
     "repos/git.py": "git with streams: as the user of repositories, with limits and its configuration",
-    "repos/prefork.py": "shells that are started before the request for the git that they become",
+    "repos/prefork.py": "launchers that are started before the request for the git that they become",
     "cli/cloning.py": "the user's own git, on the user's terminal",
     "cli/ssh.py": "the user's own ssh, on the user's terminal",
     "cli/networks.py": "wg-quick on the user's computer",

@@ -17,13 +17,15 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from ipaddress import IPv4Address
 from typing import Self
 
-from stead import addresses
+from stead import addresses, landlock
 from stead.deadlines import scaled
 from stead.edge.private_names import NoNames, VisibleNames, serving_private_names
 from stead.errors import HostError
 from stead.files import write_atomically
 from stead.host.network import Network, namespace_path
 from stead.host.resolvers import changes_of_resolvers, resolv_conf
+from stead.landlock import RANDOM, USERS, FileAccess
+from stead.launcher import Launch
 from stead.logs import get_logger
 from stead.processes import kill, of_user
 from stead.settings import Settings
@@ -194,14 +196,20 @@ class GuestResolver:
 
     def _dnsmasq_command(self, *options: str) -> ProcessCommand:
         user = str(self._settings.resolver_uid)
+        program = Launch(
+            [
+                *("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root"),
+                *("--log-facility=-", "--no-hosts", "--bind-interfaces", f"--local-ttl={_TTL}"),
+                *options,
+            ],
+            rules=tuple(FileAccess(read=(self._folder, *USERS, *RANDOM)).rules(landlock.version())),
+        )
         return ProcessCommand(
             [
                 *("nsenter", f"--net={namespace_path(self._settings)}"),
                 *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"),
                 *(f"--inh-caps={_CAPABILITY}", f"--ambient-caps={_CAPABILITY}", "--pdeathsig=KILL", "--"),
-                *("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--pid-file=", "--user=root"),
-                *("--log-facility=-", "--no-hosts", "--bind-interfaces", f"--local-ttl={_TTL}"),
-                *options,
+                *program.arguments,
             ]
         )
 

@@ -40,6 +40,47 @@ def detect(root: Path = _ROOT) -> Hierarchy:
     return Hierarchy(1 if present else 0, present)
 
 
+_SELF = "tasks"
+"""Of version 1: a thread moves itself without a lock that all processes of the host wait for."""
+_OTHERS = "cgroup.procs"
+
+
+@dataclass(frozen=True)
+class VmGroup:
+    """The cgroup of a VM, as a process enters it that cannot see the file system of cgroups."""
+
+    machine: str
+    root: int
+    """The open folder of all cgroups."""
+    folders: tuple[str, ...]
+    """The groups, by their paths below it."""
+    version: int
+
+    @property
+    def entrances(self) -> tuple[str, ...]:
+        """The files below the root into which the process itself writes 0 before it becomes QEMU.
+
+        None with version 2: moving a process takes milliseconds there, so the server does it meanwhile.
+        """
+        return tuple(f"{each}/{_SELF}" for each in self.folders) if self.version == 1 else ()
+
+    def add(self, pid: int) -> None:
+        """Move a process that does not enter by itself."""
+        if self.entrances:
+            return
+        try:
+            for folder in self.folders:
+                descriptor = os.open(f"{folder}/{_OTHERS}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.root)
+                try:
+                    os.write(descriptor, b"%d" % pid)
+                finally:
+                    os.close(descriptor)
+        except ProcessLookupError:
+            pass  # it has ended already, and whoever connects to it finds out why
+        except OSError as error:
+            raise HostError(f"cannot limit the resources of VM {self.machine}: {_reason(error)}") from error
+
+
 class ControlGroups:
     """The cgroups of one installation.
 
@@ -53,6 +94,7 @@ class ControlGroups:
         self._required = settings.require_cgroups
         self._checked = threading.Lock()
         self._usable: bool | None = None
+        self._root = root
         self._io = _io_limit(settings) if self._hierarchy.version == 2 else None
         name = f"stead-{settings.instance}"
         if self._hierarchy.version == 2:
@@ -60,10 +102,13 @@ class ControlGroups:
         else:
             self._bases = {name_: root / name_ / name for name_ in self._hierarchy.controllers}
 
-    def prepare(self, machine: str, size: Size) -> None:
-        """Make the group of a VM with its limits, before its process starts."""
+    def prepare(self, machine: str, size: Size, opened: contextlib.ExitStack) -> VmGroup | None:
+        """Make the group of a VM with its limits, before its process starts; None on a host without groups.
+
+        `opened` closes its descriptor.
+        """
         if not self._check():
-            return
+            return None
         if not all(base.is_dir() for base in self._bases.values()):
             self._make_bases()  # an administrator has removed them
         try:
@@ -75,20 +120,12 @@ class ControlGroups:
                 for name, value in self._limits(controller, size):
                     _write(folder / name, value)
                 self._limit_io(base, folder)
+            root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise HostError(f"cannot limit the resources of VM {machine}: {_reason(error)}") from error
-
-    def add(self, machine: str, pid: int) -> None:
-        """Move a process into the group of its VM."""
-        if not self._check():
-            return
-        try:
-            for base in self._bases.values():
-                _write(base / machine / "cgroup.procs", str(pid))
-        except ProcessLookupError:
-            pass  # it has ended already, and whoever connects to it finds out why
-        except OSError as error:
-            raise HostError(f"cannot limit the resources of VM {machine}: {_reason(error)}") from error
+        opened.callback(os.close, root)
+        folders = (str((base / machine).relative_to(self._root)) for base in self._bases.values())
+        return VmGroup(machine, root, tuple(folders), self._hierarchy.version)
 
     def _check(self) -> bool:
         """Whether this host has groups that Stead can use. Decided once."""

@@ -3,8 +3,10 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,9 @@ from stead.errors import HostError
 from stead.files import open_regular, sync_file
 from stead.host.qcow2 import empty_layer, read_header
 from stead.host.qemu import OpenLayer
+from stead.logs import get_logger
+
+log = get_logger("stead.layers")
 
 _NO_LEASES = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS}
 
@@ -54,17 +59,44 @@ def has_writers(descriptor: int) -> bool:
     come: the file is root's, and an unprivileged process cannot open it again through a descriptor.
     """
     try:
-        # Should a process of root open the file in this moment, the default signal would end this process.
-        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        _lease(descriptor)
     except OSError as error:
-        if error.errno in _NO_LEASES:  # a file system without leases, as some network ones
-            return False
         if error.errno == errno.EAGAIN:
             return True
-        raise HostError(f"cannot tell whether a disk layer is written: {error.strerror}") from error
+        if error.errno not in _NO_LEASES:
+            raise HostError(f"cannot tell whether a disk layer is written: {error.strerror}") from error
+        _report_no_leases()
     return False
+
+
+def knows_writers(folder: Path) -> bool:
+    """Whether `has_writers` works on the file system of a folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            reading = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _lease(reading)
+            finally:
+                os.close(reading)
+    except OSError as error:
+        return error.errno == errno.EAGAIN  # `file` is its writer
+    return False
+
+
+def _lease(descriptor: int) -> None:
+    # Should a process of root open the file in this moment, the default signal would end this process.
+    fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+@functools.cache
+def _report_no_leases() -> None:
+    """Log it once. A copy of each layer would be no answer: a fork would copy the whole disk."""
+    log.warning(
+        "the file system of the data folder has no leases: a QEMU that its guest has broken could go on"
+        " writing a disk layer that others use. Keep the data folder on ext4, xfs or btrfs"
+    )
 
 
 def _open(path: Path, access: int, opened: contextlib.ExitStack) -> int:

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from stead import landlock
 from stead.addresses import resolvers
 from stead.deadlines import scaled
 from stead.errors import HostError
 from stead.files import nearest_existing
+from stead.host import disks
 from stead.host.accelerator import MINIMUM_QEMU, choose_accelerator, qemu_version
 from stead.host.authority import CERTIFICATE_FILE, Authority
 from stead.host.cgroups import detect
@@ -150,9 +152,10 @@ def tools() -> Iterator[Finding]:
                 else "VMs cannot run"
             )
             yield Finding(tool, "missing", "not installed", cost, f"apt-get install {package}")
-    if shutil.which("git") is None:
-        cost = "Git repositories cannot be created or served"
-        yield Finding("git", "degraded", "not installed", cost, "apt-get install git")
+    for tool, package in (("git", "git"), ("perl", "perl-base")):
+        if shutil.which(tool) is None:
+            cost = "Git repositories cannot be created or served"
+            yield Finding(tool, "degraded", "not installed", cost, f"apt-get install {package}")
     for tool in ("wg", "wireguard-go"):
         if shutil.which(tool) is None and not (tool == "wireguard-go" and _KERNEL_WIREGUARD.exists()):
             package = "wireguard-tools" if tool == "wg" else tool
@@ -290,6 +293,36 @@ def cgroups(root: Path = Path("/sys/fs/cgroup")) -> Finding:
     if found.version == 1:
         return Finding("cgroups", "degraded", what, "the swap space of a VM is not limited", remedy)
     return Finding("cgroups", "ok", what)
+
+
+def file_access(version: int | None = None) -> Finding:
+    """Whether the kernel can limit git and other programs to their own files."""
+    version = landlock.version() if version is None else version
+    if version:
+        return Finding("landlock", "ok", f"version {version}: git uses the files of its repository only")
+    return Finding(
+        "landlock",
+        "degraded",
+        "the kernel has no Landlock, or one older than version 2",
+        "who breaks git can read the files of the host that all users may read",
+        "use Linux 5.19 or newer, and add landlock to the kernel's parameter lsm= if it is set",
+    )
+
+
+def leases(settings: Settings) -> Finding:
+    """Whether a writer of a frozen disk layer is noticed."""
+    folder = nearest_existing(settings.data)
+    if not os.access(folder, os.W_OK):
+        return Finding("leases", "ok", f"not examined: {folder} cannot be written by this user")
+    if disks.knows_writers(folder):
+        return Finding("leases", "ok", f"the file system of {folder} tells whether a disk layer is written")
+    return Finding(
+        "leases",
+        "degraded",
+        f"the file system of {folder} has no leases",
+        "a QEMU that its guest has broken could go on writing a disk layer that snapshots and forks use",
+        "keep the data folder on a file system of this host, such as ext4, xfs or btrfs",
+    )
 
 
 def resolver() -> Finding:

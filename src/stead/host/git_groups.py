@@ -13,7 +13,7 @@ _MAX_PROCESSES = 4096
 _MAX_PROCESSES_PER_USER = 512
 _MEMORY_SHARE = 2
 """Git has at most this part of the host's memory, and a user half of that."""
-_ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1"; shift; done 2> /dev/null; shift; exec "$@"'
+_ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 1; shift; done; shift; exec "$@"'
 """Join the groups whose files are named before `--`, then become the command after it."""
 
 log = get_logger("stead.host")
@@ -30,21 +30,26 @@ class GitGroups:
         else:
             self._bases = {each: root / each / name for each in self._hierarchy.controllers}
         self._memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE
-        self._known: dict[int, list[str]] = {}
+        self._made: set[Path] = set()
+        """The groups with their limits. One that someone else made may have none."""
+        self._failures: dict[str, str] = {}
+        """By controller, why the last group could not be made."""
 
     def enter(self, uid: int) -> list[str]:
-        """The command prefix that starts a program in the group of a user; it needs root."""
-        if uid not in self._known:
-            made = [
-                base / str(uid) for controller, base in self._bases.items() if self._make(controller, uid)
-            ]
-            files = [str(folder / "cgroup.procs") for folder in made]
-            self._known[uid] = ["sh", "-c", _ENTER, "sh", *files, "--"] if files else []
-        return self._known[uid]
+        """The command prefix that starts a program in the group of a user; it needs root.
+
+        A group that is gone is made again, and one that could not be made is tried again. A program that
+        cannot join a group that was made does not start.
+        """
+        made = [self._bases[each] / str(uid) for each in self._bases if self._make(each, uid)]
+        files = [str(folder / "cgroup.procs") for folder in made]
+        return ["sh", "-c", _ENTER, "sh", *files, "--"] if files else []
 
     def _make(self, controller: str, uid: int) -> bool:
         base = self._bases[controller]
         folder = base / str(uid)
+        if folder.is_dir() and folder in self._made:
+            return True
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if self._hierarchy.version == 2:
@@ -59,8 +64,14 @@ class GitGroups:
                     (group / name).write_text(value)
         except OSError as error:
             # A container may list controllers that are read-only.
-            log.warning("git has no limits by cgroup", group=str(folder), error=str(error))
+            reason = error.strerror or str(error)
+            if self._failures.get(controller) != reason:
+                self._failures[controller] = reason
+                log.warning("git has no limits by cgroup", group=str(folder), error=str(error))
             return False
+        if self._failures.pop(controller, None) is not None:
+            log.info("git has limits by cgroup again", group=str(folder))
+        self._made.add(folder)
         return True
 
     def _limits(self, controller: str, memory: int, processes: int) -> list[tuple[str, str]]:

@@ -380,30 +380,24 @@ class LocalHost:
         platform: QemuPlatform,
     ) -> ProcessId:
         files = self.disks.files(vm_slot.machine)
-        await in_thread(self.groups.prepare, vm_slot.machine, size)
-        taps = await self.network.attach(vm_slot)
-        command = Command(
-            platform=platform,
-            name=process_name(self.settings.instance, vm_slot.machine),
-            size=size,
-            memory=memory,
-            layers=layers,
-            data_tap=taps.data,
-            management_tap=taps.management,
-            qmp=-1,
-            wake=start,
-        )
-        process = await launch(self._spawner, command, files, taps, self.settings.uid(vm_slot.number))
-        try:
-            await in_thread(self._confine, vm_slot.machine, process.pid)
-        except HostError:
-            await finished(kill(process))
-            raise
+        with contextlib.ExitStack() as opened:
+            group = await in_thread(self.groups.prepare, vm_slot.machine, size, opened)
+            taps = await self.network.attach(vm_slot)
+            command = Command(
+                platform=platform,
+                name=process_name(self.settings.instance, vm_slot.machine),
+                size=size,
+                memory=memory,
+                layers=layers,
+                data_tap=taps.data,
+                management_tap=taps.management,
+                qmp=-1,
+                wake=start,
+            )
+            uid = self.settings.uid(vm_slot.number)
+            process = await launch(self._spawner, command, files, taps, uid, group)
+        set_oom_score(process.pid, EXPENDABLE)
         return process
-
-    def _confine(self, machine: str, pid: int) -> None:
-        set_oom_score(pid, EXPENDABLE)
-        self.groups.add(machine, pid)
 
     async def connect(self, machine: str, process: ProcessId) -> LocalVm:
         vm = await LocalVm.connect(process, self.disks.files(machine))

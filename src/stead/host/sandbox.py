@@ -6,12 +6,15 @@ Everything else that a QEMU works on is opened by the server and passed as a des
 import contextlib
 import ctypes
 import os
+import signal
 import stat
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from stead.errors import HostError
+from stead.host.cgroups import VmGroup
 from stead.host.namespaces import NamespaceThread
 from stead.processes import ProcessId, spawn
 
@@ -23,8 +26,15 @@ _PROGRAM_FOLDERS = ("usr", "lib", "lib32", "lib64", "libx32", "bin", "sbin", "ni
 _LIBRARY_CACHE = Path("etc/ld.so.cache")
 _DEVICES = {"null": (0, 0o666), "urandom": (0, 0o444), "kvm": (KVM_GROUP, 0o660)}
 
-# Guest memory must never land in a core file. Set before QEMU starts: later it is another user's process.
-_LIMITS = ("prlimit", "--core=0:0", "--nofile=4096:4096", "--")
+_BEGIN = """
+for file; do shift; [ "$file" = -- ] && break; echo 0 > "/proc/self/fd/0/$file" || exit 1; done
+ulimit -c 0 && ulimit -n 4096 && exec "$@" < /dev/null
+"""
+"""Enter the cgroups whose files are named before `--`, by the open folder that is standard input.
+
+Guest memory must never land in a core file. Both are set before QEMU starts: later it is another user's
+process, and what it has allocated by then would stay with the group of the server.
+"""
 
 _NEW_MOUNTS, _NEW_NETWORK = 0x00020000, 0x40000000
 _READ_ONLY, _NO_SUID, _NO_DEVICES, _NO_EXEC, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = (
@@ -52,17 +62,31 @@ class Sandbox:
         errors: int | IO[Any],
         priority: Sequence[str] = (),
         lasting: bool = True,
+        group: VmGroup | None = None,
     ) -> ProcessId | None:
         """Start a program as this user, with `descriptors` and nothing else; None when it ended at once.
 
         One that is not `lasting` ends with this process.
         """
         until = [] if lasting else ["--pdeathsig=KILL"]
-        command = [*priority, *_LIMITS, *without_rights(uid, kvm), *until, "--", *arguments]
+        entrances = () if group is None else group.entrances
+        begin = ["sh", "-c", _BEGIN, "sh", *entrances, "--"]
+        command = [*priority, *begin, *without_rights(uid, kvm), *until, "--", *arguments]
+        folder = group.root if group is not None and entrances else subprocess.DEVNULL
 
         def start() -> ProcessId | None:
             self._enter()
-            return spawn(command, environment={}, descriptors=descriptors, errors=errors)
+            process = spawn(
+                command, environment={}, descriptors=descriptors, errors=errors, standard_input=folder
+            )
+            if process is not None and group is not None:
+                try:
+                    group.add(process.pid)
+                except HostError:
+                    os.kill(process.pid, signal.SIGKILL)
+                    os.waitpid(process.pid, 0)
+                    raise
+            return process
 
         return await self._thread.call(start)
 

@@ -11,6 +11,8 @@ from stead.errors import HostError
 from stead.host.netlink import Netlink, link_up, neighbour, route
 
 _TUNSETIFF = 0x400454CA
+SET_MTU = 0x8922
+"""The ioctl SIOCSIFMTU."""
 _TAP_FLAGS = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
 TUN, NO_PACKET_INFORMATION, VIRTIO_HEADER = 0x0001, 0x1000, 0x4000
 """Flags of a tun device: IFF_TUN, IFF_NO_PI, IFF_VNET_HDR."""
@@ -36,6 +38,14 @@ def _open(name: str, flags: int) -> int:
         os.close(descriptor)
         raise HostError(f"cannot create {name}: {error.strerror}") from error
     return descriptor
+
+
+def set_mtu(name: str, mtu: int) -> None:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, SET_MTU, struct.pack("16si20x", name.encode(), mtu))
+    except OSError as error:
+        raise HostError(f"cannot set the MTU of {name}: {error.strerror}") from error
 
 
 def set_up_data_tap(netlink: Netlink, slot: int, address: IPv4Address, account: str | None) -> None:

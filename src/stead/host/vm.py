@@ -17,6 +17,7 @@ from stead.deadlines import scaled
 from stead.disk_marks import DiskMarks, DiskSpace
 from stead.errors import HostError, StartFailed
 from stead.host import console, disks, monitor
+from stead.host.cgroups import VmGroup
 from stead.host.console import ConsoleFile
 from stead.host.monitor import QMP_TIMEOUT, Monitor, Passed
 from stead.host.network import Taps
@@ -78,6 +79,7 @@ class Spawner:
         uid: int,
         kvm: bool = False,
         descriptors: Sequence[int] = (),
+        group: VmGroup | None = None,
     ) -> ProcessId:
         """Start QEMU; its monitor is already listening, so connecting never has to wait for it."""
         with contextlib.ExitStack() as opened:
@@ -88,6 +90,7 @@ class Spawner:
                 kvm=kvm,
                 descriptors=(listener.fileno(), *descriptors),
                 errors=errors,
+                group=group,
             )
         if identity is None:
             raise StartFailed(f"QEMU exited at once: {last_words(files)}")
@@ -415,7 +418,9 @@ def open_for_all(path: Path, opened: contextlib.ExitStack) -> int:
     return descriptor
 
 
-async def launch(spawner: Spawner, command: Command, files: VmFiles, taps: Taps, uid: int) -> ProcessId:
+async def launch(
+    spawner: Spawner, command: Command, files: VmFiles, taps: Taps, uid: int, group: VmGroup | None
+) -> ProcessId:
     """Start QEMU; the tap descriptors are closed here in any case."""
     try:
         return await spawner.spawn(
@@ -424,6 +429,7 @@ async def launch(spawner: Spawner, command: Command, files: VmFiles, taps: Taps,
             uid=uid,
             kvm=command.platform.accelerator == "kvm",
             descriptors=command.descriptors,
+            group=group,
         )
     finally:
         taps.close()
@@ -456,7 +462,7 @@ def process_name(instance: str, machine: str) -> str:
 
 
 _NAME = re.compile(rb"(?:[a-z0-9]{20}|template-[0-9a-f]{20}-[0-9a-f]{8})")
-_PROGRAMS = ("qemu-system-", "prlimit", "setpriv")
+_PROGRAMS = ("qemu-system-", "setpriv", "sh", "dash", "bash")
 
 
 def running_machines(settings: Settings) -> dict[int, str]:

@@ -10,17 +10,20 @@ import contextlib
 import os
 import re
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stead import addresses
+from stead import addresses, landlock
 from stead.deadlines import scaled
 from stead.errors import HostError
 from stead.host.commands import run
 from stead.host.interface import WireGuardTunnel
 from stead.host.namespaces import namespace_of
-from stead.host.taps import NO_PACKET_INFORMATION, TUN, VIRTIO_HEADER, open_tun
+from stead.host.taps import NO_PACKET_INFORMATION, SET_MTU, TUN, VIRTIO_HEADER, open_tun, set_mtu
+from stead.landlock import FileAccess
+from stead.launcher import Launch
 from stead.settings import Settings
 from stead.shares import KeyedLock
 from stead.supervision import Backoff, ProcessCommand, SupervisedProcess
@@ -165,6 +168,26 @@ link set {name} mtu {_MTU} up
                 await run("ip", *namespace, "link", "delete", name)
 
 
+def _mtu_is_set() -> bytes:
+    """A seccomp filter by which an ioctl that sets an MTU returns 0 and does nothing."""
+    load, equal, answer = 0x20, 0x15, 0x06  # BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K, BPF_RET
+    ioctl, allow, error_0 = 16, 0x7FFF0000, 0x00050000
+    instructions = (
+        (load, 0, 0, 4),  # the architecture
+        (equal, 0, 5, 0xC000003E),  # x86-64
+        (load, 0, 0, 0),  # the number of the system call
+        (equal, 0, 3, ioctl),
+        (load, 0, 0, 24),  # its second argument
+        (equal, 0, 1, SET_MTU),
+        (answer, 0, 0, error_0),
+        (answer, 0, 0, allow),
+    )
+    return b"".join(struct.pack("HBBI", *each) for each in instructions)
+
+
+_MTU_IS_SET = _mtu_is_set()
+
+
 def _socket_of(name: str) -> Path:
     """Where `wg` looks for the process of a device."""
     return _SOCKETS / f"{name}.sock"
@@ -173,19 +196,23 @@ def _socket_of(name: str) -> Path:
 def _program(name: str, uid: int, port: int, flags: int) -> ProcessCommand:
     """wireguard-go as a user that owns nothing, with its device and its socket as descriptors.
 
-    It may change network devices, because it sets the MTU of its own, and nothing else that root may.
+    It insists on setting the MTU of its device, for which it would have to be allowed to change all devices
+    and rules of the host. So the device has that MTU already, and the attempt succeeds without effect.
     """
-    may = "-all,+net_admin" + (",+net_bind_service" if port < _FIRST_UNPRIVILEGED_PORT else "")
+    may = "-all" + (",+net_bind_service" if port < _FIRST_UNPRIVILEGED_PORT else "")
+    rules = tuple(FileAccess().rules(landlock.version()))
+    program = Launch(["wireguard-go", "-f", name], rules=rules, system_calls=_MTU_IS_SET)
     with contextlib.ExitStack() as undo:
         device = open_tun(name, flags)
         undo.callback(os.close, device)
+        set_mtu(name, _MTU)
         listener = _listen(_socket_of(name), uid)
         undo.pop_all()
     return ProcessCommand(
         [
             *("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs"),
             *(f"--bounding-set={may}", f"--inh-caps={may}", f"--ambient-caps={may}"),
-            *("--pdeathsig=KILL", "--", "wireguard-go", "-f", name),
+            *("--pdeathsig=KILL", "--", *program.arguments),
         ],
         environment={
             "LOG_LEVEL": "error",

@@ -11,6 +11,17 @@ def _no_group(_: int) -> Sequence[str]:
 @dataclass(frozen=True)
 class Confinement:
     uids: range
-    """The Linux users that git runs as: one for each account."""
+    """The Linux users that git runs as: the first for no repository, the others for accounts."""
     enter_group: Callable[[int], Sequence[str]] = _no_group
     """The command prefix that starts a program with the resource limits of a user."""
+    landlock: int = 0
+    """The version of Landlock that limits git to its repository; 0 if the kernel has none."""
+
+    @property
+    def nobody(self) -> int:
+        """The user of git where no account is known. It owns nothing."""
+        return self.uids[0]
+
+    @property
+    def of_accounts(self) -> range:
+        return self.uids[1:]

@@ -6,13 +6,15 @@ import io
 import os
 import signal
 from asyncio import StreamReader, StreamWriter
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from stead import tasks
 from stead.errors import HostError
+from stead.landlock import CERTIFICATES, NAMES, NULL, PROGRAMS, RANDOM, FileAccess
+from stead.launcher import Launch
 from stead.logs import get_logger
 from stead.processes import EXPENDABLE, ProcessId, command_lines, environments, kill, set_oom_score
 from stead.repos.confinement import Confinement
@@ -35,7 +37,7 @@ _REF_WRITERS = {"receive-pack", "update-ref", "symbolic-ref", "pack-refs"}
 """Subcommands that change refs: they run to completion even if the server is killed; others end with it."""
 _OPTIONS_WITH_VALUE = {"-c", "-C", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}
 """Global git options whose value may be the next argument."""
-_WRAPPERS = {"nsenter", "setpriv", "prlimit"}
+_WRAPPERS = {"nsenter", "setpriv", "prlimit", "perl"}
 _MAX_POOLS = 16
 """Pools of launchers: one of each kind for the eight users whose repositories were used last."""
 _FULL_BELOW = 1 << 20
@@ -263,6 +265,9 @@ class Git:
         self._config = config
         self._confined = confined
         self._network = EmptyNetwork.open() if confined is not None else None
+        self._landlock = 0 if confined is None else confined.landlock
+        common = FileAccess(PROGRAMS, [config, *RANDOM], [NULL])
+        self._common_rules = tuple(common.rules(self._landlock))
         self._launchers: dict[tuple[int, bool], PreforkPool] = {}
         """By user, and whether processes outlive the server; the order is that of their last use."""
         self._closing = tasks.TaskSet()
@@ -307,19 +312,20 @@ class Git:
             own["GIT_DIR"] = str(repo)
         return own | dict(extra or {})
 
-    def command(
-        self,
-        *arguments: str,
-        uid: int | None = None,
-        memory: int = MAX_MEMORY,
-        file: int | None = None,
-        network: bool = False,
-    ) -> list[str]:
-        bounds = [f"--data={memory}", *([] if file is None else [f"--fsize={file}"])]
-        git = ["prlimit", *bounds, "--", "git", *arguments]
-        if uid is None:
-            return git
-        return [*self._confine(uid, _writes_refs(arguments), network=network), *git]
+    def command(self, launch: Launch, uid: int | None = None, *, network: bool = False) -> list[str]:
+        """The command line of git, as a user if git is confined."""
+        confine = []
+        if uid is not None:
+            confine = self._confine(uid, _writes_refs(launch.command[1:]), network=network)
+        return [*confine, *launch.arguments]
+
+    def _rules(self, repo: Path | None, folder: Path | None, *, network: bool) -> Sequence[str]:
+        """What git may do with files: it changes its repository, and reads programs and its configuration."""
+        read = [] if folder is None else [folder]
+        if network:
+            read += [*CERTIFICATES, *NAMES]
+        own = FileAccess((), read, [] if repo is None else [repo])
+        return [*self._common_rules, *own.allowed(self._landlock)]
 
     def _confine(self, uid: int, lasting: bool, *, network: bool = False) -> list[str]:
         """The command prefix that leaves the host's network, unless `network`, and switches to a user.
@@ -333,19 +339,28 @@ class Git:
         return [*enter, "setpriv", *drop, *([] if lasting else ["--pdeathsig=TERM"]), "--"]
 
     def _uid_of(self, repo: Path | None) -> int | None:
-        """The user of git in a repository: its owner, which only root can change, and never root."""
+        """The user of git in a repository: its owner, which only root can change."""
         if self._confined is None:
             return None
-        uids = self._confined.uids
-        owner = None
-        with contextlib.suppress(OSError):
+        try:
             owner = None if repo is None else repo.lstat().st_uid
-        return owner if owner in uids else uids.start
+        except OSError:
+            owner = None  # git says what is wrong
+        if owner is None:
+            return self._confined.nobody
+        if owner not in self._confined.of_accounts:
+            raise RepoDamaged(
+                f"the owner of repository {repo.stem if repo else ''}, user {owner}, is not a user of git"
+                " for an account: the log of the server's last start says why"
+            )
+        return owner
 
     def _launchers_of(self, uid: int, lasting: bool) -> PreforkPool:
         pool = self._launchers.pop((uid, lasting), None)
         if pool is None:
-            pool = PreforkPool(self._confine(uid, lasting), self.environment(None), _PIPE)
+            pool = PreforkPool(
+                lambda: self._confine(uid, lasting), self.environment(None), _PIPE, self._common_rules
+            )
         self._launchers[uid, lasting] = pool
         if len(self._launchers) > _MAX_POOLS:
             oldest = self._launchers.pop(next(iter(self._launchers)))
@@ -368,27 +383,33 @@ class Git:
         `memory` and `file` are limits in bytes of memory and of a single file, also for its child processes.
         Other servers are reachable with `network` only.
         """
-        environment = self.environment(repo, env)
         uid = self._uid_of(repo)
-        if cwd is None and uid is not None and not network:
-            launchers = self._launchers_of(uid, _writes_refs(arguments))
-            command = ["git", *arguments]
-            process = launchers.launch(command, environment, quiet=quiet, memory=memory, file=file)
+        launch = Launch(
+            ["git", *arguments],
+            self.environment(repo, env),
+            folder=cwd or Path("/"),
+            quiet=quiet,
+            memory=memory,
+            file=file,
+            rules=self._rules(repo, cwd, network=network),
+        )
+        if uid is not None and not network:
+            process = self._launchers_of(uid, _writes_refs(arguments)).launch(launch)
             if process is not None:
                 return GitProcess(process)
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.command(*arguments, uid=uid, memory=memory, file=file, network=network),
+                *self.command(launch, uid, network=network),
                 stdin=PIPE,
                 stdout=PIPE,
-                stderr=DEVNULL if quiet else PIPE,
-                env=environment,
-                cwd=cwd or "/",
+                stderr=PIPE,
+                env=launch.environment,
+                cwd="/",
                 start_new_session=True,
                 limit=_PIPE,
             )
         except FileNotFoundError as error:
-            raise HostError("git is not installed on this host: run `stead doctor`") from error
+            raise HostError(f"{error.filename} is not installed on this host: run `stead doctor`") from error
         set_oom_score(process.pid, EXPENDABLE)
         return GitProcess(process)
 

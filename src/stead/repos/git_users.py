@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stead.files import give_tree_to
+from stead.errors import HostError
+from stead.files import give_to, give_tree_to
 from stead.logs import get_logger
 
 log = get_logger("stead.repos")
@@ -25,8 +26,10 @@ class OwnedFolder:
 class GitUsers:
     """Accounts and their users, from a range. Accounts share users when the range has no more."""
 
-    def __init__(self, uids: range) -> None:
+    def __init__(self, uids: range, nobody: int) -> None:
+        """`nobody` is the user of git that owns no usable repository."""
         self.uids = uids
+        self._nobody = nobody
         self._of_account: dict[str, int] = {}
         self._taken: set[int] = set()
 
@@ -45,7 +48,8 @@ class GitUsers:
     def take_over(self, folders: Iterable[OwnedFolder]) -> None:
         """Learn the users of accounts from their folders, and give folders with another owner to them.
 
-        Others are those of an earlier version, or of a data folder that was restored at another path.
+        Others are those of an earlier version, or of a data folder that was restored at another path. A
+        repository that cannot be given to its user is refused until the next start.
         """
         found = [(folder, owner) for folder in folders if (owner := _owner(folder.path)) is not None]
         for folder, owner in found:
@@ -55,7 +59,14 @@ class GitUsers:
             uid = self.of(folder.account)
             if owner != uid:
                 log.warning("changing the owner of a repository", path=str(folder.path), uid=uid)
-                give_tree_to(uid, folder.path)
+                self._give(folder.path, uid)
+
+    def _give(self, path: Path, uid: int) -> None:
+        try:
+            give_tree_to(uid, path)
+        except HostError as error:
+            log.error("git cannot use a repository", path=str(path), error=str(error))
+            give_to(self._nobody, path)
 
 
 def _owner(path: Path) -> int | None:

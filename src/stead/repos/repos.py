@@ -78,7 +78,7 @@ class Repos:
         self._store = RepoStore(database)
         self._folder = folder
         self._limits_of = limits_of
-        self._users = None if confined is None else GitUsers(confined.uids)
+        self._users = None if confined is None else GitUsers(confined.of_accounts, confined.nobody)
         self.quotas = RepoQuotas(self._store, self._path, limits_of, self._on_measured, folder)
         self.housekeeping = Housekeeping(git, self._account_of, self.quotas.measure)
         self.pruning = Pruning(

@@ -25,6 +25,7 @@ from stead.store.sealing import (
     RESTORE,
     SealingError,
     SealingKeys,
+    put_value,
     seal_plain_values,
     sealed_values,
     sealing_key_of,
@@ -35,6 +36,8 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 _TIMEOUT = 60
 COPIES_DAYS = 7
 """Days for which the copy of a database from before a migration is kept."""
+SEALED_SINCE = "0024"
+"""The first schema whose releases seal secrets."""
 
 T = TypeVar("T")
 
@@ -194,9 +197,20 @@ def _engine(path: Path) -> Iterator[sa.Engine]:
 def seal_secrets(path: Path, keys: SealingKeys) -> int:
     """Create the first sealing key, and seal secrets that an earlier release stored in clear.
 
-    Returns how many values were sealed. No key is created beside values of another one, which is lost and may
-    be restored. The caller holds the lock of the installation.
+    Copies from before a migration are sealed too: `unseal_copy` is their way back. Returns how many values
+    were sealed. No key is created beside values of another one, which is lost and may be restored. The caller
+    holds the lock of the installation.
     """
+    count = _seal(path, keys)
+    for copy in _copies(path):
+        try:
+            count += _seal(copy, keys)
+        except HostError as error:
+            raise SealingError(f"{copy} may hold secrets in clear: remove it, or restart: {error}") from error
+    return count
+
+
+def _seal(path: Path, keys: SealingKeys) -> int:
     with _engine(path) as engine, engine.begin() as connection:
         # Text that is replaced is overwritten with zeros.
         connection.exec_driver_sql("PRAGMA secure_delete=ON")
@@ -207,6 +221,25 @@ def seal_secrets(path: Path, keys: SealingKeys) -> int:
     if count:
         _vacuum(path)
     return count
+
+
+def unseal_copy(copy: Path, keys: SealingKeys) -> int:
+    """Put secrets in clear into a copy from before a migration, as the release that it is of stored them.
+
+    Returns how many; none if that release seals them itself.
+    """
+    if not copy.is_file():
+        raise HostError(f"there is no database {copy}")
+    with _engine(copy) as engine, engine.begin() as connection:
+        revision = MigrationContext.configure(connection).get_current_revision()
+        if revision is None:
+            raise HostError(f"{copy} is no database of Stead")
+        if revision >= SEALED_SINCE:
+            return 0
+        found = [(place, value) for place, value in sealed_values(connection) if sealing_key_of(value)]
+        for place, value in found:
+            put_value(connection, place, keys.open(value, place))
+        return len(found)
 
 
 def _vacuum(path: Path) -> None:
@@ -222,6 +255,11 @@ def _vacuum(path: Path) -> None:
         ) from error
 
 
+def _copies(path: Path) -> list[Path]:
+    """The copies of a database from before migrations."""
+    return sorted(path.parent.glob(f"{path.name}.[0-9][0-9][0-9][0-9]"))
+
+
 def _copy_aside(path: Path, revision: str) -> None:
     """Copy a database before its migration, for the way back to the release that it is of."""
     target = path.with_name(f"{path.name}.{revision}")
@@ -235,6 +273,8 @@ def _copy_aside(path: Path, revision: str) -> None:
                 contextlib.closing(sqlite3.connect(unfinished)) as copy,
             ):
                 source.backup(copy)
+                # A file alone, without a log beside it.
+                copy.execute("PRAGMA journal_mode=DELETE")
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -251,9 +291,12 @@ def _copy_aside(path: Path, revision: str) -> None:
 def remove_old_copies(path: Path) -> None:
     """Remove copies from before a migration when the release before it is not likely to be needed again."""
     oldest = time.time() - COPIES_DAYS * 86_400
-    for copy in path.parent.glob(f"{path.name}.[0-9][0-9][0-9][0-9]"):
+    for copy in _copies(path):
         if copy.stat().st_mtime < oldest:
             copy.unlink(missing_ok=True)
+    # Of a start that was killed. Its secrets are in clear.
+    for unfinished in path.parent.glob(f".{path.name}.[0-9][0-9][0-9][0-9].new*"):
+        unfinished.unlink(missing_ok=True)
 
 
 def _write_ahead(path: Path) -> None:

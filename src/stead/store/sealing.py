@@ -166,8 +166,14 @@ def sealing_key_of(value: str) -> str | None:
 
 
 def sealed_values(connection: sa.Connection) -> Iterator[tuple[Place, str]]:
-    """The values of all columns with secrets, also of those that are not sealed yet."""
+    """The values of all columns with secrets, also of those that are not sealed yet.
+
+    An earlier schema, that of a copy, may not have all columns.
+    """
     for table, column in SEALED:
+        columns = connection.exec_driver_sql(f"PRAGMA table_info({table})").all()
+        if column not in {each.name for each in columns}:
+            continue
         rows = sa.table(table, sa.column("id", sa.Text), sa.column(column, sa.Text))
         statement = sa.select(rows.c.id, rows.c[column]).where(rows.c[column].is_not(None))
         for row, value in connection.execute(statement).all():

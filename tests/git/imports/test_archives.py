@@ -24,7 +24,7 @@ NOBODY = 1_899_999_999
 
 
 async def test_import_runs_as_the_git_user(importing: Importing, origin: Path, open_folder: Path) -> None:
-    async with open_hosting(open_folder, range(NOBODY, NOBODY + 1)) as hosting:
+    async with open_hosting(open_folder, range(NOBODY - 1, NOBODY + 1)) as hosting:
         url = importing.url()
         importing.server.pages["/a.tar"] = Page(tar_of(file("a/b", b"text")))
         for fill in (

@@ -120,7 +120,7 @@ async def test_crash_during_create_leaves_a_complete_repository_or_none(hosting:
 
 async def test_git_runs_as_its_own_user(open_folder: Path) -> None:
     """The git user cannot read files of others, and only root can read its files."""
-    async with open_hosting(open_folder, range(NOBODY, NOBODY + 1)) as hosting:
+    async with open_hosting(open_folder, range(NOBODY - 1, NOBODY + 1)) as hosting:
         repository = await hosting.repository()
         made = await commit(repository, [write("a")], "one")
         assert {path.lstat().st_uid for path in repository.path.rglob("*")} == {NOBODY}
@@ -138,7 +138,7 @@ async def test_untraversable_data_folder_is_reported(tmp_path: Path) -> None:
     above.mkdir(mode=0o700)
     (above / "data").mkdir()
     with pytest.raises(HostError, match=f"cannot traverse {above}: run chmod"):
-        async with open_hosting(above / "data", range(NOBODY, NOBODY + 1)):
+        async with open_hosting(above / "data", range(NOBODY - 1, NOBODY + 1)):
             pass
 
 

@@ -37,7 +37,7 @@ async def test_search_file_names(repository: Repository, search: Search) -> None
 
 
 async def test_file_name_regex_runs_as_the_git_user(open_folder: Path) -> None:
-    async with open_hosting(open_folder, range(NOBODY, NOBODY + 1)) as hosting:
+    async with open_hosting(open_folder, range(NOBODY - 1, NOBODY + 1)) as hosting:
         repository = await hosting.repository()
         await put(repository, {"src/a.ts": "x\n"})
         assert (await Search().files(repository, r"\.ts$", regex=True)).total_files == 1

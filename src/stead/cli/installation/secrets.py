@@ -3,7 +3,8 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import sqlalchemy as sa
 import typer
@@ -11,11 +12,12 @@ import typer
 from stead.cli.installation.terminal import run, settings
 from stead.cli.output import Json, note, print_json
 from stead.errors import HostError
-from stead.store.database import Database
+from stead.store.database import Database, unseal_copy
 from stead.store.github import github_apps
 from stead.store.installation_id import DATABASE, open_beside_server
 from stead.store.networks import sessions
-from stead.store.sealing import Place, put_value, reseal, unreadable
+from stead.store.sealing import Place, SealingKeys, put_value, reseal, unreadable
+from stead.tasks import in_thread
 
 app = typer.Typer(no_args_is_help=True, help="Rotate the key of secrets in the database.")
 
@@ -25,13 +27,17 @@ async def _opened() -> AsyncIterator[Database]:
     chosen = settings()
     if not (chosen.data / DATABASE).exists():
         raise HostError(f"no installation in {chosen.data}: set STEAD_DATA, or start the server once")
-    if os.geteuid() != 0:
-        raise HostError("sealing keys are of root: run this command as root")
+    _require_root()
     database = await open_beside_server(chosen)
     try:
         yield database
     finally:
         await database.dispose()
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise HostError("sealing keys are of root: run this command as root")
 
 
 @app.command("rotate")
@@ -83,6 +89,32 @@ def forget_secrets(as_json: Json = False) -> None:
             typer.echo("every secret can be read: nothing to forget")
         elif any(place.table == github_apps.name for place in lost):
             note("connect the GitHub Apps again with `stead github connect`")
+
+    run(work())
+
+
+@app.command("unseal")
+def unseal_database(
+    copy: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A copy from before a migration, stead.db.NNNN.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Put secrets in clear into a copy of the database, for the earlier release that it is of.
+
+    That release cannot read sealed secrets. Install it and move the copy over `stead.db` at once: the next
+    command of this release seals it again.
+    """
+
+    async def work() -> None:
+        _require_root()
+        count = await in_thread(unseal_copy, copy, SealingKeys(settings().sealing_key_files))
+        if as_json:
+            print_json({"unsealed": count})
+        elif count:
+            typer.echo(f"{count} secrets are in clear in {copy}")
+        else:
+            typer.echo(f"nothing to unseal in {copy}")
 
     run(work())
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import ipaddress
 import json
-import os
 import shlex
 import signal
 import socket
@@ -12,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -54,7 +53,7 @@ def serve(
     """Run the API server until Ctrl-C or SIGTERM. VMs keep running without the server.
 
     The first start creates an API key, in a file that only root reads. It is printed too if standard output
-    is a terminal. With `--json`, the URL, the key and its file are one line of JSON.
+    is a terminal. With `--json`, the URL, the key and its file are one line of JSON; `key` is null elsewhere.
     """
     write_logs(log_level, as_json=log_json)
     changes: dict[str, Any] = {"listen": listen, "data": data}
@@ -128,7 +127,8 @@ def public_url(settings: "Settings", port: int) -> str:
 async def _greet(served: "Served", listening: socket.socket, as_json: bool) -> None:
     """Print the address of the server, and where the first API key is if there was none.
 
-    Into a journal, which other users may read and which is kept for long, the key itself is not printed.
+    The key itself is printed on a terminal only: a journal or the log of a container is read by other users
+    and kept for long.
     """
     from importlib.metadata import version
 
@@ -153,7 +153,7 @@ async def _greet(served: "Served", listening: socket.socket, as_json: bool) -> N
     if as_json:
         facts = {"url": reachable, "httpsUrl": https, "key": None, "keyFile": None}
         if key is not None:
-            facts |= {"key": None if _is_journal(sys.stdout) else key.secret, "keyFile": str(key.path)}
+            facts |= {"key": key.secret if sys.stdout.isatty() else None, "keyFile": str(key.path)}
         typer.echo(json.dumps(facts))
         return
     typer.echo(f"Stead {version('stead')} is listening on {url}, data in {installation.settings.data}")
@@ -194,12 +194,6 @@ async def _first_key(installation: "Installation", log: Any) -> "FirstKey | None
     except HostError as error:
         log.error("no first API key", error=str(error))
         return None
-
-
-def _is_journal(stream: TextIO) -> bool:
-    """Whether a stream goes to the journal of systemd, which names its socket to services."""
-    status = os.fstat(stream.fileno())
-    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def _reachable(url: str, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
