@@ -266,7 +266,7 @@ class Git:
         self._confined = confined
         self._network = EmptyNetwork.open() if confined is not None else None
         self._landlock = 0 if confined is None else confined.landlock
-        common = FileAccess(PROGRAMS, [config, *RANDOM], [NULL])
+        common = FileAccess(PROGRAMS, RANDOM, [NULL])
         self._common_rules = tuple(common.rules(self._landlock))
         self._launchers: dict[tuple[int, bool], PreforkPool] = {}
         """By user, and whether processes outlive the server; the order is that of their last use."""
@@ -321,7 +321,7 @@ class Git:
 
     def _rules(self, repo: Path | None, folder: Path | None, *, network: bool) -> Sequence[str]:
         """What git may do with files: it changes its repository, and reads programs and its configuration."""
-        read = [] if folder is None else [folder]
+        read = [self._config] if folder is None else [self._config, folder]
         if network:
             read += [*CERTIFICATES, *NAMES]
         own = FileAccess((), read, [] if repo is None else [repo])
