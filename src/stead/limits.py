@@ -62,8 +62,8 @@ class Limits:
     disk_gib: int | None = _limit("Disk of one VM in GiB.")
     total_memory_gib: int | None = _limit("Memory of all VMs in GiB.")
     """Of those that run."""
-    total_disk_gib: int | None = _limit("Disks of all VMs in GiB.")
-    """The sum of their disk sizes."""
+    total_disk_gib: int | None = _limit("Disks of all VMs, and snapshots, in GiB.")
+    """The sum of the VMs' disk sizes, and what snapshots took when they were captured."""
     repos: int | None = _limit("Repositories.")
     repo_mib: int | None = _limit("Size of one repository in MiB, LFS files included.")
     total_repos_mib: int | None = _limit("Size of all repositories in MiB.")

@@ -362,7 +362,7 @@ class Settings(BaseModel):
     vm_io_mib: Count = 0
     """MiB that a VM may read and write in a second, where cgroups of version 2 can limit it; 0: no limit."""
     memory_overcommit: Annotated[float, Ge(1), Le(1000), Allowed("a number from 1 to 1000")] = 8.0
-    """Memory of the running VMs of an account, as a multiple of the host's: most is shared or unused."""
+    """Memory of all running VMs by size, as a multiple of the host's: most is shared or unused."""
     disk_overcommit: Annotated[float, Ge(1), Le(1000), Allowed("a number from 1 to 1000")] = 20.0
     """Disks of all VMs by size, as a multiple of the host's: they take what was written to them."""
     limit: Annotated[

@@ -97,6 +97,8 @@ async def test_a_capture_on_a_full_disk_leaves_the_vm_running(
     with small_disk(800) as disk:
         async with another_installation(settings, data=disk / "data") as installation:
             machines = installation.machines
+            # The VM would be paused before.
+            await inside(machines).disk_watch.close()
             machine = await machines.create()
             await sh(machine, FILL)
             await sh(machine, "head -c 48M /dev/urandom > /dev/shm/ballast")

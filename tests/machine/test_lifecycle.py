@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ import pytest
 from stead.deadlines import scaled
 from stead.errors import (
     CapacityExceeded,
+    DiskSpaceExceeded,
     GuestError,
     GuestUnreachable,
     HostError,
@@ -39,6 +41,7 @@ from support.installations import (
     local_template,
     other_settings,
     small_disk,
+    small_ext4,
 )
 from support.internals import inside
 from support.waiting import until
@@ -371,10 +374,68 @@ async def test_create_is_refused_on_a_full_disk(settings: Settings) -> None:
             assert await sh(await machines.create(), "echo room") == "room"
 
 
+async def test_a_vm_that_fills_the_host_disk_is_paused_and_others_go_on(settings: Settings) -> None:
+    """The disk has 800 MiB left, of which less than 614 are few; the reserve for the database stays."""
+    with small_ext4(6144) as disk:
+        async with another_installation(settings, data=disk / "data") as installation:
+            machines = installation.machines
+            large, small = [await machines.create(Properties(account=each)) for each in ("large", "small")]
+            reserve = disk / "data" / "reserve"
+            given = reserve.stat().st_ino
+            filler = fill_up(disk, 800 << 20)
+            write = "head -c 400M /dev/zero | tr '\\0' x >/var/tmp/big && sync && echo written"
+            writing = asyncio.create_task(large.exec(write, timeout=600))
+
+            async def paused() -> bool:
+                return ((await large.info()).reason or "").startswith(
+                    "paused: the disk of the host is nearly"
+                )
+
+            await until(paused, 300)
+            vm = narrowed(inside(machines).processes._lives[large.id].vm, QemuVm)
+            assert (await vm.execute("query-status"))["status"] == "paused"
+            assert (await large.info()).state is State.RUNNING and not writing.done()
+            free = shutil.disk_usage(disk).free
+            assert await sh(small, "echo here >/var/tmp/file && sync && cat /var/tmp/file") == "here"
+            assert shutil.disk_usage(disk).free > free - (32 << 20)
+            assert reserve.stat().st_ino == given
+            for use in (large.exec("true"), large.suspend(), large.snapshot(), large.stop()):
+                with pytest.raises(DiskSpaceExceeded, match="paused: the disk of the host is nearly full"):
+                    await use
+            filler.unlink()
+            assert (await writing).stdout == b"written\n"
+            assert (
+                await sh(large, "tr -d x </var/tmp/big | wc -c; stat -c %s /var/tmp/big") == f"0\n{400 << 20}"
+            )
+            assert (await large.info()).reason is None
+
+
+async def test_a_paused_vm_of_a_full_disk_outlives_the_server(settings: Settings) -> None:
+    with small_ext4(6144) as disk, other_settings(settings, data=disk / "data") as other:
+        async with open_machines(other) as machines:
+            machine = await machines.create()
+            live = inside(machines).processes.running(machine.id)
+            assert live is not None
+            await sh(machine, "echo kept >/dev/shm/kept")
+            await live.vm.hold()
+            # An operation that resumes the guest at its end does not end the hold.
+            await machine.snapshot()
+            vm = narrowed(live.vm, QemuVm)
+            assert (await vm.execute("query-status"))["status"] == "paused"
+        async with open_machines(other) as machines:
+            again = await machines.get(machine.id)
+            assert await sh(again, "cat /dev/shm/kept") == "kept"
+            await again.delete()
+            for snapshot in await machines.snapshots.list():
+                await machines.snapshots.delete(snapshot.id)
+
+
 async def test_a_guest_pauses_while_the_host_disk_is_full_and_loses_no_write(settings: Settings) -> None:
     with small_disk(1200) as disk:
         async with another_installation(settings, data=disk / "data") as installation:
             machines = installation.machines
+            # As on a disk that fills faster than it is watched.
+            await inside(machines).disk_watch.close()
             machine = await machines.create()
             vm = narrowed(inside(machines).processes._lives[machine.id].vm, QemuVm)
             filler = fill_up(disk, 24 << 20)

@@ -132,7 +132,7 @@ class World:
         self.resources = HostResources(cpus=16, memory_mib=1 << 20, disk_gib=1 << 16)
         self.free_memory = 1 << 40
         self.memory_short = False
-        self.disk_space = lambda: DiskSpace(1 << 40, 1 << 41)
+        self.disk_space: Callable[[], DiskSpace] = lambda: DiskSpace(1 << 40, 1 << 41)
         """The file system with the disks of VMs."""
         self.full_at: int | None = None
         """Files and VMs at which the disk is full."""

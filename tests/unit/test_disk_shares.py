@@ -46,7 +46,7 @@ def test_the_largest_are_above_their_share() -> None:
 
 def test_many_small_accounts_do_not_make_the_share_small() -> None:
     """An attacker creates a thousand of them: an equal share would be less than 1 % of what others have."""
-    crowd = {f"tiny{number}": 1 for number in range(1000)}
+    crowd: dict[str | None, int] = {f"tiny{number}": 1 for number in range(1000)}
     assert above_share({ALICE: 100_000, BOB: 5_000, **crowd}) == {ALICE}
 
 
@@ -69,7 +69,7 @@ def evicted_for(account: str, usage: dict[str | None, int]) -> list[str | None]:
 
 
 def test_a_modest_account_loses_nothing_to_many_small_ones() -> None:
-    crowd = {f"tiny{number}": 1 for number in range(1000)}
+    crowd: dict[str | None, int] = {f"tiny{number}": 1 for number in range(1000)}
     assert evicted_for("tiny1", {ALICE: 100_000, BOB: 5_000, **crowd}) == ["tiny1", ALICE]
 
 
@@ -83,7 +83,7 @@ def test_an_account_above_its_share_evicts_its_own_things_only() -> None:
 
 
 def seen(free: int, at: float = 0.0, **usage: int) -> DiskObservation:
-    return DiskObservation(at, free, usage)
+    return DiskObservation(at, free, dict(usage.items()))
 
 
 def step(

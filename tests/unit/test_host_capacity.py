@@ -15,6 +15,7 @@ from stead.errors import CapacityExceeded
 from stead.host import cgroups, memory, templates
 from stead.host.cgroups import ControlGroups, Hierarchy
 from stead.host.disk_reserve import DiskReserve
+from stead.host.git_groups import GitGroups
 from stead.host.memory import SealedCopies
 from stead.settings import Settings, Size
 
@@ -276,6 +277,33 @@ def test_the_io_of_a_vm_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with contextlib.ExitStack() as opened:
         unlimited.prepare("other", Size(1, 512, 20), opened)
     assert not (base / "other" / "io.max").exists()
+
+
+@pytest.mark.parametrize("name", ["io.weight", "io.bfq.weight"])
+def test_vms_and_users_of_git_have_equal_weights_at_the_disk(tmp_path: Path, name: str) -> None:
+    settings = Settings(data=tmp_path / "data")
+    hierarchy, root = Hierarchy(2, ("memory", "pids", "cpu")), tmp_path / "cgroup"
+    vms, git = root / f"stead-{settings.instance}", root / f"stead-{settings.instance}-git"
+    groups = [vms, vms / "one", vms / "other", git, git / "1000", git / "1001"]
+    for group in groups:
+        group.mkdir(parents=True)
+        (group / name).write_text("default 1\n")
+    # As a cgroup file system, which accepts each controller by itself.
+    made, users = ControlGroups(settings, hierarchy, root), GitGroups(settings, hierarchy, root)
+    made.prepare("one", Size(8, 512, 20))
+    made.prepare("other", Size(1, 512, 20))
+    assert users.enter(1000) and users.enter(1001)
+    assert {(group / name).read_text() for group in groups} == {"default 100"}
+    assert all((group / "cgroup.subtree_control").read_text() for group in (root, vms, git))
+
+
+def test_a_kernel_without_weights_at_the_disk_is_no_failure(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path / "data")
+    root = tmp_path / "cgroup"
+    groups = ControlGroups(settings, Hierarchy(2, ("memory",)), root)
+    groups.prepare("one", Size(1, 512, 20))
+    assert GitGroups(settings, Hierarchy(2, ("memory",)), root).enter(1000)
+    assert not [*root.rglob("io.*weight")]
 
 
 def test_io_limits_are_of_whole_disks(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ _OVERHEAD_MIB = 512
 """Memory overhead of QEMU itself; most of it is translated code under TCG."""
 _MAX_THREADS = 1024
 _MAX_WEIGHT = 10_000
+_IO_WEIGHT = "default 100"
 _CONTROLLERS = ("memory", "pids", "cpu")
 _READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EOPNOTSUPP, errno.EBUSY})
 """Errors of cgroups that are listed, as in a container, but not to be changed from here."""
@@ -120,6 +121,8 @@ class ControlGroups:
                 for name, value in self._limits(controller, size):
                     _write(folder / name, value)
                 self._limit_io(base, folder)
+                if self._hierarchy.version == 2:
+                    share_io(base, folder)
             root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise HostError(f"cannot limit the resources of VM {machine}: {_reason(error)}") from error
@@ -218,6 +221,21 @@ class ControlGroups:
         for base in self._bases.values():
             with contextlib.suppress(OSError):
                 base.rmdir()
+
+
+def share_io(base: Path, folder: Path) -> None:
+    """Give a group the same weight at the disk as each of its siblings below `base`.
+
+    A kernel without the io controller has none, and one without a scheduler that knows weights (BFQ, iocost)
+    has no file for them: then the disk serves who asks most.
+    """
+    with contextlib.suppress(OSError):
+        for each in (base.parent, base):
+            _write(each / "cgroup.subtree_control", "+io")
+        for name in ("io.weight", "io.bfq.weight"):
+            for group in (base, folder):
+                if (group / name).exists():
+                    _write(group / name, _IO_WEIGHT)
 
 
 def _reason(error: OSError) -> str:

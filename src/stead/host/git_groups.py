@@ -4,7 +4,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from stead.host.cgroups import Hierarchy, detect
+from stead.host.cgroups import Hierarchy, detect, share_io
 from stead.logs import get_logger
 from stead.settings import Settings
 
@@ -56,6 +56,7 @@ class GitGroups:
                 wanted = " ".join(f"+{name}" for name in self._hierarchy.controllers)
                 for above in (base.parent, base):
                     (above / "cgroup.subtree_control").write_text(wanted)
+                share_io(base, folder)
             for group, memory, processes in (
                 (base, self._memory, _MAX_PROCESSES),
                 (folder, self._memory // 2, _MAX_PROCESSES_PER_USER),

@@ -47,13 +47,15 @@ class Activity:
 
 @dataclass(frozen=True)
 class RestingVm:
-    """A running VM that is suspended when it is idle, without a call in progress."""
+    """A running VM without a call in progress, which a suspend does not delete."""
 
     id: str
     account: str | None
     memory_mib: int
     seconds: float
     """Since it was last active."""
+    timed: bool = True
+    """Whether it has an idle time-out."""
 
 
 def suspended_first(
@@ -62,16 +64,21 @@ def suspended_first(
     """Which VMs to suspend when memory is short; `running` has the memory of running VMs by account.
 
     Those of accounts above an equal share come first, from the account with the most, then those that have
-    rested longest. A VM that was active moments ago is left alone: its client would wake it at once.
+    rested longest. Last are VMs of accounts above their share that have no time-out: otherwise, who sets none
+    has only the VMs of others suspended. A VM that was active moments ago is left alone: its client would
+    wake it at once.
     """
     share = sum(running.values()) / len(running) if running else 0.0
 
-    def order(each: RestingVm) -> tuple[bool, int, float]:
-        has = running.get(each.account, 0)
-        above = has > share
-        return not above, -has if above else 0, -each.seconds
+    def above(each: RestingVm) -> bool:
+        return running.get(each.account, 0) > share
 
-    return sorted((each for each in resting if each.seconds >= _SHORTEST_REST), key=order)[:count]
+    def order(each: RestingVm) -> tuple[bool, bool, int, float]:
+        has = running.get(each.account, 0) if above(each) else 0
+        return not each.timed, not above(each), -has, -each.seconds
+
+    rested = [each for each in resting if each.seconds >= _SHORTEST_REST]
+    return sorted((each for each in rested if each.timed or above(each)), key=order)[:count]
 
 
 def _deleted_by_suspend(row: MachineRow) -> bool:
@@ -143,12 +150,11 @@ class IdleWatch:
                 activity.active_at = now
                 continue
             self._running[row.account] += row.memory_mib
-            if row.idle_timeout is None:
-                continue
-            if resting >= row.idle_timeout:
+            timed = row.idle_timeout is not None
+            if row.idle_timeout is not None and resting >= row.idle_timeout:
                 idle.append(row.id)
             elif not live.leases and not _deleted_by_suspend(row):
-                self._resting.append(RestingVm(row.id, row.account, row.memory_mib, resting))
+                self._resting.append(RestingVm(row.id, row.account, row.memory_mib, resting, timed))
         self._activities = seen
         await self._engine.journal.record_traffic(with_traffic)
         return idle

@@ -485,8 +485,12 @@ class Machines:
 def _bounds_of(host: Host, settings: Settings) -> HostBounds:
     resources, default = host.resources, settings.default_size
     disk = int(resources.disk_gib * settings.disk_overcommit)
+    largest = max(resources.largest_vm_mib, default.memory_mib)
+    memory = int(resources.memory_mib * settings.memory_overcommit)
     return HostBounds(
-        memory_mib=max(resources.largest_vm_mib, default.memory_mib),
+        memory_mib=largest,
         disk_gib=max(disk, _LEAST_DISKS * default.disk_gib),
+        total_memory_mib=max(memory, largest, 2 * default.memory_mib),
         explained=f" ({settings.disk_overcommit:g} times its disk, STEAD_DISK_OVERCOMMIT)",
+        memory_explained=f" ({settings.memory_overcommit:g} times its memory, STEAD_MEMORY_OVERCOMMIT)",
     )

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from stead.errors import CapacityExceeded, DiskSpaceExceeded
 from stead.limits import UNLIMITED, LimitExceeded, LimitName, Limits
 from stead.machines.records import Record
-from stead.machines.states import DOWN, State
+from stead.machines.states import DOWN, UNOWNED, State
 from stead.settings import Size
 from stead.store.machines import MachineStore, Usage
 
 _NOT_UP = (*DOWN, State.LOST)
+_NOT_UP_FOR_USERS = (*_NOT_UP, *UNOWNED)
+"""A VM of the pool gives its memory to the one that is created from it."""
 
 LimitsOf = Callable[[str], Awaitable[Limits]]
 
@@ -40,9 +42,16 @@ class HostBounds:
     memory_mib: int
     """Of one VM: more could never be used."""
     disk_gib: int
-    """Of all VMs, by the sizes of their disks. These are thin, so it is a multiple of the host's disk."""
+    """Of all VMs, by the sizes of their disks, and of all snapshots, by what they take.
+
+    Disks are thin, so it is a multiple of the host's. A snapshot never grows: it counts as captured, which is
+    too much where snapshots share layers, and never too little.
+    """
+    total_memory_mib: int
+    """Of all VMs that are up, by size. Most of it is shared or unused, so it is a multiple of the host's."""
     explained: str = ""
     """Where `disk_gib` comes from."""
+    memory_explained: str = ""
 
     def check_size(self, size: Size) -> None:
         if size.memory_mib > self.memory_mib:
@@ -54,8 +63,18 @@ class HostBounds:
     def check_disk(self, reserved_gib: int, more_gib: int) -> None:
         if reserved_gib + more_gib > self.disk_gib:
             raise DiskSpaceExceeded(
-                f"cannot reserve {more_gib} GiB of disk: VMs have {reserved_gib} of the {self.disk_gib} GiB"
-                f" that this host may promise{self.explained}; delete VMs, or ask for less"
+                f"cannot reserve {more_gib} GiB of disk: VMs and snapshots have {reserved_gib} of the"
+                f" {self.disk_gib} GiB that this host may promise{self.explained};"
+                " delete some, or ask for less"
+            )
+
+    def check_total_memory(self, reserved_mib: int, more_mib: int) -> None:
+        if reserved_mib + more_mib > self.total_memory_mib:
+            raise CapacityExceeded(
+                f"cannot reserve {more_mib / 1024:g} GiB of memory:"
+                f" VMs that run have {reserved_mib / 1024:g} of the {self.total_memory_mib / 1024:g} GiB"
+                f" that this host may promise{self.memory_explained};"
+                " suspend or stop VMs, or ask for less"
             )
 
 
@@ -122,12 +141,20 @@ class Quotas:
         if self.host is not None:
             self.host.check_size(size)
             self.host.check_disk(self._reserved_disk(), size.disk_gib * count)
+            self.host.check_total_memory(self._reserved_memory(), size.memory_mib * count)
 
     def _reserved_disk(self, without: str | None = None) -> int:
         """The disks of all VMs apart from one; reservations count in place of their VMs' rows."""
         reserved = {machine: each.disk_gib for machine, each in self._reserved.items() if machine != without}
         excluded = [*reserved] if without is None else [*reserved, without]
         return self._store.reserved_disk(excluding=excluded) + sum(reserved.values())
+
+    def _reserved_memory(self, without: str | None = None) -> int:
+        """The memory of all VMs that are up, apart from one; as in `_reserved_disk`."""
+        reserved = {machine: each for machine, each in self._reserved.items() if machine != without}
+        excluded = [*reserved] if without is None else [*reserved, without]
+        up = sum(each.memory_mib for each in reserved.values() if each.up)
+        return self._store.reserved_memory(not_up=_NOT_UP_FOR_USERS, excluding=excluded) + up
 
     def starting(self, record: Record, size: Size) -> AbstractAsyncContextManager[None]:
         """Bring a VM up in this block; it counts as up from the beginning."""
@@ -170,6 +197,8 @@ class Quotas:
             self.host.check_size(size)
         if self.host is not None and change.larger:
             self.host.check_disk(self._reserved_disk(without=record.id), size.disk_gib)
+        if self.host is not None and change.up:
+            self.host.check_total_memory(self._reserved_memory(without=record.id), size.memory_mib)
 
     @contextlib.asynccontextmanager
     async def adding_template(
@@ -209,12 +238,20 @@ class Quotas:
     async def keeping(
         self, account: str | None, count: Callable[[str], Awaitable[int]]
     ) -> AsyncIterator[None]:
-        """Insert the row of a new snapshot in this block."""
+        """Insert the row of a new snapshot in this block.
+
+        How much disk it takes is known when it is captured. So the one that goes beyond a limit is made, and
+        no other one after it.
+        """
         async with self._lock:
             if account is not None:
                 limits = await self.limits_of(account)
                 if limits.snapshots is not None:
                     _check(LimitName.SNAPSHOTS, limits.snapshots, await count(account), 1)
+                usage = await self._usage(account)
+                _check(LimitName.TOTAL_DISK_GIB, limits.total_disk_gib, usage.disk_gib, 0)
+            if self.host is not None:
+                self.host.check_disk(self._reserved_disk(), 0)
             yield
 
     async def _usage(self, account: str, without: str | None = None) -> Usage:

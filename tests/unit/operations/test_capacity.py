@@ -13,7 +13,7 @@ from stead.errors import CapacityExceeded, DiskSpaceExceeded, MachineNotFound, T
 from stead.host.interface import Report
 from stead.identity.accounts import Accounts
 from stead.limits import UNLIMITED, HostResources, LimitExceeded, Limits
-from stead.machines import Ephemeral, Machine, Machines, Properties, State, Sticky
+from stead.machines import Ephemeral, Machine, Machines, Properties, State, Sticky, idle
 from stead.machines.events import Origin, Use
 from stead.machines.idle import RestingVm, suspended_first
 from stead.machines.persistence import Evictable, EvictionScope, eviction_order
@@ -21,7 +21,7 @@ from stead.machines.records import Record
 from stead.settings import Size
 from stead.shares import KeyedLimit
 from stead.store.repos import RepoRow, RepoStore
-from stead.store.snapshots import SnapshotRow
+from stead.store.snapshots import SnapshotRow, SnapshotStore
 from stead.tasks import Threads, cancel_and_wait
 from support.engine import SIZE, audit, installation, run, used
 from support.fake_host import FakeVm
@@ -248,6 +248,70 @@ async def test_the_disks_of_all_accounts_together_are_bounded() -> None:
         assert (await parent.info()).state is State.RUNNING
         await parent.resize(disk_gib=40)
         await audit(server)
+
+
+async def test_the_memory_of_all_accounts_together_is_bounded() -> None:
+    """By size, whatever the limits of accounts are; a VM that sleeps takes none."""
+    async with installation(memory_overcommit=2) as server:
+        server.world.resources = HostResources(cpus=2, memory_mib=2048, disk_gib=1 << 16)
+        await restarted(server)
+        vms = [await used(server, account=account) for account in (ALICE, ALICE, ALICE, BOB, BOB, CAROL)]
+        asleep = [await used(server, account=CAROL), await used(server, account=CAROL)]
+        await asleep[0].suspend()
+        await asleep[1].stop()
+        await server.machines.create(Properties(account=ALICE), Size(1, 1024, 20))
+        size = vms[0].resize(memory_mib=1024)
+        work: list[Awaitable[object]] = [
+            server.machines.create(Properties(account="new")),
+            vms[5].fork(),
+            asleep[0].start(),
+            asleep[1].start(),
+            run(asleep[0], "recall program"),
+            size,
+        ]
+        for each in work:
+            with pytest.raises(
+                CapacityExceeded, match=r"have (4|3.5) of the 4 GiB that this host may promise"
+            ):
+                await each
+        await vms[0].suspend()
+        await asleep[0].start()
+        assert await run(asleep[0], "recall program") == "running"
+        with pytest.raises(CapacityExceeded):
+            await vms[0].start()
+        await audit(server)
+
+
+async def test_snapshots_count_as_what_they_took(server: FakeServer) -> None:
+    """They never grow; without them, an account fills its disks again and again and keeps all of it."""
+    machine = await used(server, account=ALICE)
+    limit(server.machines, alice={"total_disk_gib": 45})
+    snapshot = await machine.snapshot()
+    await SnapshotStore(server.database).update(snapshot.id, size_bytes=10 << 30)
+    with pytest.raises(LimitExceeded, match="limited to 45, 30 in use, 20 more requested"):
+        await server.machines.create(Properties(account=ALICE))
+    more = await machine.snapshot()
+    await SnapshotStore(server.database).update(more.id, size_bytes=16 << 30)
+    with pytest.raises(LimitExceeded, match="limited to 45, 46 in use"):
+        await machine.snapshot()
+    await server.machines.snapshots.delete(more.id)
+    await machine.snapshot()
+    await server.machines.snapshots.delete(snapshot.id)
+    await server.machines.create(Properties(account=ALICE))
+
+
+async def test_snapshots_count_in_what_the_host_promises() -> None:
+    async with installation(disk_overcommit=1) as server:
+        server.world.resources = HostResources(cpus=2, memory_mib=1 << 20, disk_gib=210)
+        await restarted(server)
+        machine = await used(server, account=ALICE)
+        snapshot = await machine.snapshot()
+        await SnapshotStore(server.database).update(snapshot.id, size_bytes=171 << 30)
+        with pytest.raises(DiskSpaceExceeded, match="VMs and snapshots have 191 of the 210 GiB"):
+            await server.machines.create(Properties(account=BOB))
+        await SnapshotStore(server.database).update(snapshot.id, size_bytes=191 << 30)
+        with pytest.raises(DiskSpaceExceeded):
+            await machine.snapshot()
 
 
 async def restarted(server: FakeServer) -> None:
@@ -610,6 +674,31 @@ async def test_idle_vms_are_suspended_when_memory_is_short(server: FakeServer) -
     info = await resting.info()
     assert info.reason == "suspended: idle, and the host is short of memory"
     assert [(await machine.info()).state for machine in others] == [State.RUNNING] * 2
+
+
+async def test_an_account_above_its_share_does_not_stay_awake_by_having_no_timeout(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise only the VMs of others are suspended."""
+    monkeypatch.setattr(idle, "_AT_ONCE", 10)
+    large = [await used(server, account=ALICE) for _ in range(3)]
+    kept = await used(server, account=ALICE, persistence=Ephemeral())
+    small = await used(server, account=BOB)
+    timed = await used(server, account=BOB, idle_timeout=3600)
+    watch = inside(server.machines).idle
+    loop = asyncio.get_running_loop()
+    await watch.find_idle()
+    for machine in (*large, kept, small, timed):
+        live = inside(server.machines).processes.running(machine.id)
+        assert live is not None
+        live.last_used = watch._activities[machine.id].active_at = loop.time() - 60
+    server.world.memory_short = True
+    busy = inside(server.machines).processes.running(large[0].id)
+    assert busy is not None
+    with busy.leased():
+        await watch.find_idle()
+        chosen = watch.find_expendable()
+    assert chosen[0] == timed.id and {*chosen} == {timed.id, large[1].id, large[2].id}
 
 
 @given(
