@@ -290,8 +290,9 @@ def test_vms_and_users_of_git_have_equal_weights_at_the_disk(tmp_path: Path, nam
         (group / name).write_text("default 1\n")
     # As a cgroup file system, which accepts each controller by itself.
     made, users = ControlGroups(settings, hierarchy, root), GitGroups(settings, hierarchy, root)
-    made.prepare("one", Size(8, 512, 20))
-    made.prepare("other", Size(1, 512, 20))
+    with contextlib.ExitStack() as opened:
+        made.prepare("one", Size(8, 512, 20), opened)
+        made.prepare("other", Size(1, 512, 20), opened)
     assert users.enter(1000) and users.enter(1001)
     assert {(group / name).read_text() for group in groups} == {"default 100"}
     assert all((group / "cgroup.subtree_control").read_text() for group in (root, vms, git))
@@ -301,7 +302,8 @@ def test_a_kernel_without_weights_at_the_disk_is_no_failure(tmp_path: Path) -> N
     settings = Settings(data=tmp_path / "data")
     root = tmp_path / "cgroup"
     groups = ControlGroups(settings, Hierarchy(2, ("memory",)), root)
-    groups.prepare("one", Size(1, 512, 20))
+    with contextlib.ExitStack() as opened:
+        groups.prepare("one", Size(1, 512, 20), opened)
     assert GitGroups(settings, Hierarchy(2, ("memory",)), root).enter(1000)
     assert not [*root.rglob("io.*weight")]
 
