@@ -18,8 +18,10 @@ import sqlalchemy as sa
 from stead.machines.records import Properties
 from stead.repos.committing import commit
 from stead.repos.repository import Repository
+from stead.store.database import Database
 from stead.store.machines import machines
 from support.fake_api import FakeApi, fake_api
+from support.fake_server import CrashingDatabase
 from support.git_repos import git, write
 from support.hostile_agent import turning
 from support.internals import inside
@@ -142,8 +144,8 @@ async def test_parallel_commands_with_much_output_are_complete(
 
 # Time of the event loop
 
-LONGEST_TURN = 0.1
-"""Seconds of CPU. They would hold the loop for 0.1 to 8 s."""
+LONGEST_TURN = 0.15
+"""Seconds of CPU. On the event loop, these answers take 0.24 to 8 s."""
 
 
 async def a_repository(api: FakeApi) -> Repository:
@@ -236,13 +238,15 @@ async def test_a_recording_of_millions_of_lines_does_not_hold_the_event_loop(
     assert most[0] < 400
 
 
-async def test_ten_thousand_vms_do_not_hold_the_event_loop(api: FakeApi) -> None:
+async def test_many_vms_do_not_hold_the_event_loop(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The database of these tests reads without threads.
+    monkeypatch.setattr(CrashingDatabase, "read", Database.read)
     store = inside(api.installation.machines).store
     row = await store.get(api.vm)
     assert row is not None
     rows = [
         dataclasses.replace(row, id=f"vm{n:018}", slot=n + 100, name=f"vm{n}", state="stopped", pid=None)
-        for n in range(10_000)
+        for n in range(20_000)
     ]
 
     def insert(connection: sa.Connection) -> None:
@@ -254,8 +258,8 @@ async def test_ten_thousand_vms_do_not_hold_the_event_loop(api: FakeApi) -> None
     await inside(api.installation.machines).database.write(insert)
     try:
         answer = await answer_of(api, "/v1/vms")
-        assert len(answer.json()["vms"]) == 10_001
-        found = await answer_of(api, "/v1/vms?search=vm9999")
-        assert [each["name"] for each in found.json()["vms"]] == ["vm9999"]
+        assert len(answer.json()["vms"]) == 20_001
+        found = await answer_of(api, "/v1/vms?search=vm19999")
+        assert [each["name"] for each in found.json()["vms"]] == ["vm19999"]
     finally:
         await inside(api.installation.machines).database.write(remove)

@@ -63,7 +63,7 @@ class Journal:
 
     async def rows(self) -> Sequence[MachineRow]:
         """All VMs, for checks that run every few seconds: a thousand records take 10 ms longer."""
-        return await self._store.list()
+        return await self._store.all()
 
     # Writing
 

@@ -159,7 +159,8 @@ class TokenStore(Rows[TokenRow]):
     async def of_identity(self, identity: str, convert: Callable[[TokenRow], T]) -> list[T]:
         """What the tokens of an identity are converted to, oldest first."""
         statement = sa.select(tokens).where(tokens.c.identity == identity)
-        return await self._select_many(statement.order_by(tokens.c.created_at, tokens.c.id), convert)
+        statement = statement.order_by(tokens.c.created_at, tokens.c.id)
+        return await self._select_many(identity, statement, convert)
 
     async def remove(self, identity: str, token: str) -> bool:
         """Delete a token; returns whether the identity had it."""

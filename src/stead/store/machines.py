@@ -233,6 +233,12 @@ class MachineStore(Rows[MachineRow]):
         with self._changing():
             return await self.database.write(freeze)
 
+    async def all(self) -> list[MachineRow]:
+        """All VMs, oldest first; many are read in a thread."""
+        return await self._select_many(
+            "all", sa.select(machines).order_by(machines.c.created_at), lambda row: row
+        )
+
     async def of_account(
         self,
         account: str | None,
@@ -248,7 +254,8 @@ class MachineStore(Rows[MachineRow]):
             statement = statement.where(machines.c.account == account)
         if name is not None:
             statement = statement.where(machines.c.name == name)
-        return await self._select_many(statement.order_by(machines.c.created_at), convert)
+        key = "of", account, name is None
+        return await self._select_many(key, statement.order_by(machines.c.created_at), convert)
 
     async def list(
         self,

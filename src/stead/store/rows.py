@@ -2,19 +2,18 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import sqlalchemy as sa
 
 from stead.store.database import Database
 from stead.store.sealing import Place
-from stead.tasks import Threads
 
 R = TypeVar("R")
 T = TypeVar("T")
-_FEW = 64
-"""Rows that are read on the event loop: a thread would take longer."""
+_SHORT = 64
+_MOST_KEYS = 10_000
 _TYPES: dict[object, type[sa.types.TypeEngine[Any]]] = {str: sa.Text, int: sa.BigInteger, bool: sa.Boolean}
 
 
@@ -34,6 +33,8 @@ class Rows(Generic[R]):
 
     def __init__(self, database: Database) -> None:
         self.database = database
+        self._short_lists: set[Hashable] = set()
+        """Keys whose list was short the last time. A thread would take longer than to read it."""
         # Cached: building a statement takes as long as running it.
         self._by_id = sa.select(self.table).where(self.table.c.id == sa.bindparam("wanted"))
 
@@ -90,16 +91,25 @@ class Rows(Generic[R]):
         with self.database.look_up() as connection:
             return build_rows(self.row, connection.execute(statement))
 
-    async def _select_many(self, statement: sa.Select[Any], convert: Callable[[R], T]) -> list[T]:
-        """The converted rows of a list that may be long. All but the first are read in a thread."""
-        with self.database.look_up() as connection:
-            result = connection.execute(statement)
+    async def _select_many(
+        self, key: Hashable, statement: sa.Select[Any], convert: Callable[[R], T]
+    ) -> list[T]:
+        """The converted rows of a list that may be long: read in a thread, unless that of `key` was short."""
 
-            def read(most: int | None = None) -> list[T]:
-                return [convert(row) for row in build_rows(self.row, result, most)]
+        def read(connection: sa.Connection) -> list[T]:
+            return [convert(row) for row in build_rows(self.row, connection.execute(statement))]
 
-            found = read(_FEW)
-            return found if len(found) < _FEW else found + await Threads.QUERIES.run(read)
+        if key in self._short_lists:
+            with self.database.look_up() as connection:
+                found = read(connection)
+        else:
+            found = await self.database.read(read)
+        self._short_lists.discard(key)
+        if len(found) <= _SHORT:
+            if len(self._short_lists) >= _MOST_KEYS:
+                self._short_lists.clear()
+            self._short_lists.add(key)
+        return found
 
     async def _page(self, statement: sa.Select[Any], limit: int, offset: int) -> tuple[list[R], int]:
         """One page, and the total count."""
@@ -115,14 +125,11 @@ class Rows(Generic[R]):
         return found[0] if found else None
 
 
-def build_rows(kind: type[R], result: sa.CursorResult[Any], most: int | None = None) -> list[R]:
-    """All rows of a result, or the next `most`.
-
-    Bypasses `__init__`, which is ten times slower: a list has a thousand rows.
-    """
+def build_rows(kind: type[R], result: sa.CursorResult[Any]) -> list[R]:
+    """Rows of a result. Bypasses `__init__`, which is ten times slower: a list has a thousand rows."""
     names = tuple(result.keys())
     rows = []
-    for values in result if most is None else result.fetchmany(most):
+    for values in result:
         row = object.__new__(kind)
         row.__dict__.update(zip(names, values, strict=True))
         rows.append(row)

@@ -54,7 +54,7 @@ class SnapshotStore(Rows[SnapshotRow]):
     async def of_account(self, account: str, convert: Callable[[SnapshotRow], T]) -> list[T]:
         """What the snapshots of an account are converted to, oldest first."""
         statement = sa.select(snapshots).where(snapshots.c.account == account)
-        return await self._select_many(statement.order_by(snapshots.c.created_at), convert)
+        return await self._select_many(account, statement.order_by(snapshots.c.created_at), convert)
 
     async def list(self) -> list[SnapshotRow]:
         return await self._select(sa.select(snapshots).order_by(snapshots.c.created_at))
