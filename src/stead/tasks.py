@@ -93,6 +93,8 @@ class Threads(Enum):
     """Reads of the database that may be slow."""
     COPIES = "copies", 4 + (os.cpu_count() or 1)
     """Memory, disks and images of VMs: seconds each."""
+    MEASUREMENTS = "measurements", 2
+    """What accounts take of the disk. It decides whose VMs are paused, so it waits for no work of theirs."""
     OBJECTS = "objects", 8
     """Pieces of LFS objects."""
     PARSING = "parsing", 2 + (os.cpu_count() or 1)
