@@ -41,7 +41,7 @@ class DiskMarks:
     critical: int
     """Below it, VMs of accounts that still write are paused."""
     floor: int
-    """Below it, git stores nothing more."""
+    """Below it, neither git nor saved memory is stored."""
     reserve: int
     """Size of the reserve, which is allocated: it is not among the free bytes."""
 
@@ -58,6 +58,6 @@ class DiskMarks:
 
 
 def writable(folder: Path) -> int:
-    """Bytes that git may still write to the disk of a folder."""
+    """Bytes of git or of saved memory that may still be written to the disk of a folder."""
     space = DiskSpace.of(folder)
     return max(0, space.free - DiskMarks.of(space.total).floor)

@@ -117,6 +117,8 @@ class Threads(Enum):
     """Reads of the database that may be slow."""
     COPIES = "copies", 2 * (4 + _CPUS), 4 + _CPUS
     """Memory, disks and images of VMs: seconds each."""
+    MEASUREMENTS = "measurements", 2, None
+    """What accounts take of the disk. It decides whose VMs are paused, so it waits for no work of theirs."""
     OBJECTS = "objects", 16, 8
     """Pieces of LFS objects."""
     PARSING = "parsing", 2 + _CPUS, (2 + _CPUS) // 2

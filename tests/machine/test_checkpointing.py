@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stead.errors import HostError
+from stead.errors import DiskSpaceExceeded, HostError
 from stead.host import checkpoints
 from stead.host.memory_delta import Delta, save_pages
 from stead.host.page_scan import Region, Runs
@@ -104,7 +104,7 @@ async def test_a_capture_on_a_full_disk_leaves_the_vm_running(
             await sh(machine, "head -c 48M /dev/urandom > /dev/shm/ballast")
             filler = fill_up(disk, 16 << 20)
             for freeze in (machine.suspend, machine.snapshot):
-                with pytest.raises(HostError, match=r"^cannot save memory: No space left on device$"):
+                with pytest.raises(DiskSpaceExceeded, match=r"^cannot save memory: the disk of the host"):
                     await freeze()
                 assert (await machine.info()).state is State.RUNNING
                 await it_is_all_there(machine)

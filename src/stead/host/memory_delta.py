@@ -13,7 +13,8 @@ from mmap import PAGESIZE
 from pathlib import Path
 from typing import BinaryIO
 
-from stead.errors import CheckpointUnusable, HostError
+from stead.disk_marks import writable
+from stead.errors import CheckpointUnusable, DiskSpaceExceeded, HostError
 from stead.files import ABSENT, write_atomically
 from stead.host.page_scan import Region, Runs
 
@@ -134,6 +135,8 @@ def _write(folder: Path, chunks: "Iterable[_Chunk]") -> dict[str, object]:
         descriptor = os.open(folder / "memory", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             for chunk in chunks:
+                if chunk.runs.pages * PAGESIZE > writable(folder):
+                    raise DiskSpaceExceeded("cannot save memory: the disk of the host is nearly full")
                 chunk.save(file, checksum)
                 runs += chunk.runs
             file.flush()

@@ -30,7 +30,7 @@ class DiskUsage:
         machines = await self.machines.list()
         snapshots = [row for row in await self.snapshots.list() if row.deleted_at is None]
         layers = {row.id: row for row in await self.layers.list()}
-        used = await Threads.COPIES.run(self._measure, machines, snapshots, layers)
+        used = await Threads.MEASUREMENTS.run(self._measure, machines, snapshots, layers)
         used.update(await self.repos.sizes())
         return used
 

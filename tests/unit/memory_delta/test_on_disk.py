@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stead.errors import CheckpointUnusable, HostError
+from stead.errors import CheckpointUnusable, DiskSpaceExceeded, HostError
 from stead.host import memory_delta
 from stead.host.memory_delta import Delta, save_pages
 from stead.host.page_scan import Runs, minus, written_pages
@@ -168,6 +168,21 @@ def test_a_disk_that_takes_no_more_is_told(guest: Guest, tmp_path: Path) -> None
         pytest.fail("it was saved")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_memory_is_not_saved_into_the_rest_of_the_disk(
+    guest: Guest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is for the database."""
+    delta = copied(guest, range(1000))
+    left = 1000 * PAGESIZE
+    monkeypatch.setattr(memory_delta, "writable", lambda _: left)
+    delta.write_to(tmp_path)
+    left -= 1
+    (tmp_path / "other").mkdir()
+    with pytest.raises(DiskSpaceExceeded, match="cannot save memory: the disk of the host is nearly full"):
+        delta.write_to(tmp_path / "other")
+    delta.close()
 
 
 # Runs
