@@ -417,10 +417,10 @@ async def test_npm_sees_server_errors(
 ) -> None:
     """Every failure has a code; details of unexpected exceptions are not sent to the client."""
 
-    async def broken(*_: object, **__: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr(Templates, "ensure", broken)
+    monkeypatch.setattr(Templates, "held", broken)
     output = await user.script("refused", CODE=code)
     assert "secret" not in output
 

@@ -428,6 +428,7 @@ async def test_a_paused_vm_of_a_full_disk_outlives_the_server(settings: Settings
             await again.delete()
             for snapshot in await machines.snapshots.list():
                 await machines.snapshots.delete(snapshot.id)
+            await inside(machines).layers.collect()
 
 
 async def test_a_guest_pauses_while_the_host_disk_is_full_and_loses_no_write(settings: Settings) -> None:

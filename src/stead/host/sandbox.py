@@ -28,9 +28,11 @@ _DEVICES = {"null": (0, 0o666), "urandom": (0, 0o444), "kvm": (KVM_GROUP, 0o660)
 
 _BEGIN = """
 for file; do shift; [ "$file" = -- ] && break; echo 0 > "/proc/self/fd/0/$file" || exit 1; done
-ulimit -c 0 && ulimit -n 4096 && exec "$@" < /dev/null
+ulimit -c 0 && ulimit -n 4096 && unset PWD OLDPWD SHLVL && exec "$@" < /dev/null
 """
 """Enter the cgroups whose files are named before `--`, by the open folder that is standard input.
+
+The variables of the shell name folders of the server.
 
 Guest memory must never land in a core file. Both are set before QEMU starts: later it is another user's
 process, and what it has allocated by then would stay with the group of the server.
