@@ -1,6 +1,7 @@
 """A guest agent that guest root has replaced: whatever it answers, the call ends and the event loop turns."""
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import json
@@ -16,6 +17,7 @@ import pytest
 
 from stead import installation
 from stead.errors import GuestError, GuestUnreachable, HostError, StartFailed, SteadError
+from stead.guest import recordings
 from stead.guest.agent import Agent
 from stead.guest.execution import ExecRequest, collect, follow
 from stead.guest.files import GuestFiles
@@ -213,6 +215,68 @@ async def test_a_listing_is_parsed_entry_by_entry() -> None:
         found = await GuestFiles(lambda: contextlib.nullcontext(agent)).list("/")
     assert len(found) == 5000 and found[0].name == "a"
     assert len(turns) > 50
+
+
+async def test_a_listing_with_too_many_entries_is_refused() -> None:
+    entry = b'{"name_b64":"","type":"file","size":1,"mode":"0","uid":0,"gid":0,"mtime_ns":5},'
+    body = itertools.chain([b'{"entries":['], itertools.repeat(entry * 1000))
+    async with hostile(lambda: chunks(body)) as agent, turning() as turns:
+        with pytest.raises(GuestError, match="more than 250000 entries"):
+            await GuestFiles(lambda: contextlib.nullcontext(agent)).list("/")
+    assert max(turns) < 0.15
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b'{"entries":[{}',
+        b'{"entries":[{}},{{}]}',
+        b'{"other":[]}',
+        b'{"entries":[{"a":1},{' + b'"b":' * 40_000 + b"}]}",
+        b'{"entries":[7]}',
+        b'{"entries":[{"name_b64":"\\ud800"}]}',
+        b'{"entries":[' + b"[" * 100_000,
+    ],
+)
+async def test_a_malformed_listing_is_an_error_of_the_guest(body: bytes) -> None:
+    async with hostile(lambda: whole(body)) as agent:
+        with pytest.raises(GuestError) as error:
+            await GuestFiles(lambda: contextlib.nullcontext(agent)).list("/")
+    assert error.value.code == "malformed_answer"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3000])
+async def test_a_listing_has_all_entries_however_it_is_cut(count: int) -> None:
+    entry = {"type": "file", "size": 1, "mode": "0644", "uid": 0, "gid": 0, "mtime_ns": 5}
+    names = [f"file {number}" for number in range(count)]
+    entries = [{"name_b64": base64.b64encode(name.encode()).decode(), **entry} for name in names]
+    body = json.dumps({"entries": entries}, separators=(",", ":")).encode()
+    pieces = [*(body[at : at + 977] for at in range(0, len(body), 977)), b""]
+    async with hostile(lambda: chunks(pieces)) as agent:
+        found = await GuestFiles(lambda: contextlib.nullcontext(agent)).list("/")
+    assert [each.name for each in found] == names
+
+
+async def test_more_of_a_file_than_was_asked_for_is_refused() -> None:
+    async with hostile(lambda: chunks(itertools.repeat(bytes(65536)))) as agent:
+        files = GuestFiles(lambda: contextlib.nullcontext(agent))
+        with pytest.raises(GuestError) as error:
+            await files.read("/a", length=1 << 20)
+    assert error.value.code == "answer_too_large"
+
+
+async def test_lines_of_a_recording_span_its_pieces() -> None:
+    pieces = [(1, b"one\r\ntw"), (2, b""), (3, b"o\n\nthr"), (4, b"ee")]
+    body = b"".join(
+        json.dumps({"at_ms": at * 1000, "data_b64": base64.b64encode(data).decode()}).encode() + b"\n"
+        for at, data in pieces
+    )
+    async with hostile(lambda: whole(body)) as agent:
+        lines = await recordings.logs(agent, "main")
+        assert [(line.text, line.at) for line in lines] == [("one", 1), ("two", 1), ("", 3), ("three", 3)]
+        assert lines.most == 4
+        assert await recordings.output(agent, "main") == b"one\r\ntwo\n\nthree"
 
 
 async def test_a_long_line_of_a_watch_is_refused() -> None:

@@ -34,7 +34,9 @@ from stead.repos.errors import (
     TreeNotFound,
 )
 from stead.repos.fast_import import Author
+from stead.repos.places import GitCaller
 from stead.repos.repository import Repository
+from support.git_hosting import RepoHosting
 from support.git_repos import git, write
 
 # Commits
@@ -371,3 +373,61 @@ async def test_default_branch_must_exist(repository: Repository) -> None:
     assert git(repository, "symbolic-ref", "HEAD") == "refs/heads/later"
     with pytest.raises(BranchNotFound):
         await repository.set_default_branch("missing")
+
+
+@pytest.mark.parametrize("order", ["desc", "asc"])
+async def test_pages_at_any_offset_are_those_of_git(repository: Repository, order: history.Order) -> None:
+    """With a merge, whose commits have equal dates."""
+    for number in range(5):
+        await commit(repository, [write("a", str(number))], str(number))
+    side = git(repository, "commit-tree", "main~2^{tree}", "-p", "main~3", "-m", "side")
+    merge = git(repository, "commit-tree", "main^{tree}", "-p", "main", "-p", side, "-m", "merge")
+    git(repository, "update-ref", "refs/heads/main", merge)
+    reverse = ["--reverse"] if order == "asc" else []
+    whole = git(repository, "rev-list", "--date-order", *reverse, "main").split()
+    assert len(whole) == 7
+    for offset, limit in itertools.product([*range(9), 2**31, 2**53], [1, 3, 7, 500]):
+        page = await history.commits(repository, limit=limit, order=order, offset=offset)
+        assert [each.sha for each in page.commits] == whole[offset : offset + limit]
+        assert page.next_commit == next(iter(whole[offset + limit :]), None)
+        assert page.total == 7
+    uncounted = await history.commits(repository, limit=2, order=order, offset=1, count=False)
+    assert ([each.sha for each in uncounted.commits], uncounted.total) == (whole[1:3], None)
+
+
+async def test_huge_messages_are_not_read_all_at_once(repository: Repository) -> None:
+    await commit(repository, [write("a")], "first")
+    for size in (9 << 20, 8 << 20):
+        sha = git(repository, "commit-tree", "main^{tree}", "-p", "main", stdin=b"x" * size)
+        git(repository, "update-ref", "refs/heads/main", sha)
+    assert len((await repository.commit(sha)).message) >= 8 << 20
+    assert len((await history.commits(repository, limit=1)).commits) == 1
+    with pytest.raises(TooLarge, match="3 objects have more than"):
+        await history.commits(repository)
+    tag = b"object %s\ntype commit\ntag v1\ntagger A <a@example.org> 1 +0000\n\n" % sha.encode()
+    large = git(repository, "hash-object", "-t", "tag", "-w", "--stdin", stdin=tag + b"y" * (17 << 20))
+    git(repository, "update-ref", "refs/tags/v1", large)
+    for found in (repository.tag("v1"), repository.tag_object(large)):
+        with pytest.raises(TooLarge):
+            await found
+
+
+async def test_memory_for_what_is_read_is_reserved(hosting: RepoHosting) -> None:
+    reserved: list[int] = []
+
+    async def reserve(amount: int) -> bool:
+        reserved.append(amount)
+        return True
+
+    info = await hosting.repos.create(hosting.ours)
+    await commit(
+        hosting.repos.repository(info.id), [Change("large", b"x" * (3 << 20)), write("small")], "one"
+    )
+    repository = hosting.repos.opened(info, GitCaller(hosting.ours), reserve)
+    small = await contents.read(repository, "small", None)
+    assert isinstance(small, contents.RepoFile) and reserved == []
+    large = await contents.read(repository, "large", None)
+    assert isinstance(large, contents.RepoFile) and 3 << 20 <= sum(reserved) + (64 << 10) <= 4 << 20
+    reserved.clear()
+    assert await contents.blob(repository, large.entry.sha)
+    assert sum(reserved) > 2 << 20
