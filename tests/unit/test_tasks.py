@@ -355,7 +355,8 @@ async def run_for(account: str | None, threads: Threads, function: Callable[[], 
     return await threads.run(function)
 
 
-SHARED = [each for each in Threads if each is not Threads.FILES]
+SHARED = [each for each in Threads if each not in (Threads.FILES, Threads.MEASUREMENTS)]
+"""The server alone measures, and work on files ends at once."""
 
 
 class TestThreads:
