@@ -77,7 +77,7 @@ class VmGroup:
                 finally:
                     os.close(descriptor)
         except ProcessLookupError:
-            pass  # it has ended already, and whoever connects to it finds out why
+            pass  # it has ended already: the first call that connects to it gets the reason
         except OSError as error:
             raise HostError(f"cannot limit the resources of VM {self.machine}: {_reason(error)}") from error
 

@@ -20,7 +20,7 @@ _SHORTEST = 0.05
 def above_share(usage: Mapping[Account, int]) -> set[Account]:
     """Accounts that use more than an equal share, and are among the largest.
 
-    An equal share alone protects nobody: an attacker with a thousand small accounts makes it small.
+    An equal share alone protects no account: an attacker with a thousand small accounts makes it small.
     """
     if not usage:
         return set()
@@ -63,9 +63,9 @@ def accounts_to_pause(
 ) -> dict[Account, PauseCause]:
     """The accounts whose VMs are paused from now on; `paused` are those whose are.
 
-    Below `low` one account above its share after the other, the largest first, as long as the disk goes on
-    filling. Below `critical` all of them, and every account that writes so much that what is left above the
-    floor would not last for `_LASTS` seconds: one that writes a few lines of a log goes on for long.
+    Below `low` one account above its share after the other, the largest first, while the disk continues to
+    fill. Below `critical` all of them, and every account that writes so much that what is left above the
+    floor would not last for `_LASTS` seconds: one that writes a few lines of a log continues for long.
     """
     above = above_share(now.usage)
     after = {

@@ -55,7 +55,7 @@ class RestoreSlots(KeyedLimit):
 
     There are slots beyond these, so that restores of one account never leave another one without any. In the
     same way, wakes by strangers never leave the owner of the VMs without any. A slot is released after
-    `RESTORE_DEADLINE`, and the restore goes on: `unfinished` bounds those as well.
+    `RESTORE_DEADLINE`, and the restore continues: `unfinished` bounds those as well.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class RestoreSlots(KeyedLimit):
 def _captures() -> KeyedLimit:
     """A capture keeps a core and the disk busy for seconds; others wait for the same threads and disk.
 
-    Whoever waits has the lock of its VM, and whoever has a place waits for no lock of a VM.
+    A caller that waits has the lock of its VM; a caller that has a place waits for no lock of a VM.
     """
     cores = _cores()
     most = cores + share_of(cores)

@@ -64,9 +64,9 @@ def suspended_first(
     """Which VMs to suspend when memory is short; `running` has the memory of running VMs by account.
 
     Those of accounts above an equal share come first, from the account with the most, then those that have
-    rested longest. Last are VMs of accounts above their share that have no time-out: otherwise, who sets none
-    has only the VMs of others suspended. A VM that was active moments ago is left alone: its client would
-    wake it at once.
+    rested longest. Last are VMs of accounts above their share that have no time-out: otherwise, an account
+    that sets none would have only the VMs of others suspended. A VM that was active moments ago is left
+    alone: its client would wake it at once.
     """
     share = sum(running.values()) / len(running) if running else 0.0
 

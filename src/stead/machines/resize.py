@@ -48,7 +48,7 @@ class ResizeOperation:
                 if not isinstance(record.state, Running):
                     await self._set_size(record, size)
                     return
-                # Before the shutdown: a VM for which there is no slot goes on as it is.
+                # Before the shutdown: a VM for which there is no slot keeps running.
                 async with self.engine.slots.hold(record.account):
                     stopped = await self.stop.shut_down(record, STOP_TIMEOUT, Use.RESIZE, for_good=False)
                     if stopped is None:

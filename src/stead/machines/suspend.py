@@ -50,7 +50,7 @@ class SuspendOperation:
         if known is None:
             return
         async with self.engine.captures.hold(known.account):
-            # Whoever has the lock may wait for a capture: see `Engine.captures`.
+            # The holder of the lock may wait for a capture: see `Engine.captures`.
             release = self.engine.locks.try_hold(machine_id)
             if release is None:
                 return
